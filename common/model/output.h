@@ -1,0 +1,48 @@
+// Writing a trained model as a Hugging Face folder, by the user's process. Each
+// output shard is its source shard with the trained tensors' bytes replaced:
+// same key set, header, shard map and dtypes. Complete or absent.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model/source.h"
+
+namespace slidedp::model {
+
+class OutputFolder {
+ public:
+  // Makes "PARENT/.NAME.tmp-TAG", copies config.json, generation config,
+  // tokenizer, chat template and licence files from `source_folder`, and lays
+  // out every shard at full size (fallocate: a full disk shows here): header and
+  // tensors that are not trained are copied. `path` must not exist or be an
+  // empty folder.
+  static absl::StatusOr<std::unique_ptr<OutputFolder>> Create(
+      const std::string& path, const std::string& source_folder,
+      const TensorSource& source, const StateLayout& layout,
+      const std::string& tag);
+  // Removes the temporary folder unless committed.
+  ~OutputFolder();
+
+  // Writable, one per source.files(), in that order; the daemon fills in the
+  // trained tensors at the source's offsets.
+  const std::vector<UniqueFd>& files() const { return files_; }
+
+  // fsync everything, write the index last, rename into place, fsync parent.
+  absl::Status Commit();
+
+ private:
+  OutputFolder() = default;
+  std::string path_, temporary_, source_folder_;
+  std::vector<std::string> names_;
+  std::vector<UniqueFd> files_;
+  bool committed_ = false;
+};
+
+// Whether `path` could be an output: absent or empty, its parent a writable
+// folder. For submit-time checks.
+absl::Status CheckOutputPath(const std::string& path);
+
+}  // namespace slidedp::model

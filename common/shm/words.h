@@ -1,0 +1,112 @@
+// The 64-bit words through which hostd and the ranks synchronise
+// (architecture section 4). No locks: every word has one writer and its own
+// cache line, and a process may die anywhere.
+//
+// Counting: step t is 0-based. `param_version[u] == t` means that t updates
+// have been applied to unit u, so step t may read it when the word is >= t.
+// Gradient chunks of a rank form one sequence over all steps: chunk s of step t
+// (policy::GradSchedule) has number t * chunks_per_step(rank) + s.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "common/base/units.h"
+
+namespace slidedp::shm {
+
+struct alignas(kCacheLineBytes) Word {
+  std::atomic<uint64_t> value;
+};
+static_assert(sizeof(Word) == kCacheLineBytes);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+inline constexpr uint64_t kVersionsMagic = 0x534c444556455253;  // SLDEVERS
+inline constexpr uint64_t kReportsMagic = 0x534c444552455053;   // SLDEREPS
+inline constexpr uint64_t kWordsLayoutVersion = 1;
+
+// First line of both segments. Written once by hostd before hand-over.
+struct alignas(kCacheLineBytes) WordsHeader {
+  uint64_t magic;
+  uint64_t layout_version;
+  uint64_t world_size;
+  uint64_t units;
+  uint64_t state_layout_hash;  // model::StateLayout::hash
+  uint64_t plan_hash;          // policy::PlanHash
+};
+
+// Reasons in the abort word; 0 means go on.
+enum class AbortReason : uint64_t {
+  kNone = 0,
+  kCancelled = 1,
+  kRankLost = 2,
+  kJobFailed = 3,
+  kShutdown = 4,
+};
+
+// `versions`: every field is written by hostd only.
+class Versions {
+ public:
+  static uint64_t Bytes(uint64_t world_size, uint64_t units);
+  // Daemon: writes the header over zeroed memory.
+  static Versions Initialise(void* data, const WordsHeader& header);
+  // Worker: checks magic, layout version, sizes and hashes.
+  static absl::Status Check(const void* data, uint64_t bytes,
+                            const WordsHeader& expected);
+  explicit Versions(void* data) : data_(static_cast<char*>(data)) {}
+
+  std::atomic<uint64_t>& abort() const;             // AbortReason
+  std::atomic<uint64_t>& heartbeat() const;         // MonotonicNs
+  // Chunks of the rank consumed, as a prefix of its sequence.
+  std::atomic<uint64_t>& grad_free(uint64_t rank) const;
+  std::atomic<uint64_t>& param_version(uint64_t unit) const;
+
+ private:
+  char* data_;
+};
+
+// What one rank says of one step. `begun`, `valid_tokens`, and the times are
+// stored by the rank's host thread, `loss_sum` and `loss_ready` by its D2H
+// stream; each flag is stored last (release) with step + 1.
+struct StepReport {
+  Word begun;
+  Word loss_ready;  // before the step's first gradient chunk
+  Word times_ready;
+  alignas(kCacheLineBytes) uint64_t valid_tokens;  // of all ranks
+  int64_t begin_ns;  // MonotonicNs
+  int64_t end_ns;
+  // Busy time by lane: parameter delivery, compute, reduction, gradient D2H,
+  // and compute's waiting for parameters.
+  int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;
+  alignas(kCacheLineBytes) double loss_sum;  // this rank's, over its tokens
+};
+inline constexpr uint64_t kStepReportSlots = 4;  // slot = step % 4
+
+// `reports`: the fields of rank r are written by rank r only. hostd treats all
+// of it as hostile: it copies a value once, then checks it.
+class Reports {
+ public:
+  static uint64_t Bytes(uint64_t world_size, uint64_t units);
+  static Reports Initialise(void* data, const WordsHeader& header);
+  static absl::Status Check(const void* data, uint64_t bytes,
+                            const WordsHeader& expected);
+  Reports(void* data, uint64_t units)
+      : data_(static_cast<char*>(data)), units_(units) {}
+
+  std::atomic<uint64_t>& heartbeat(uint64_t rank) const;   // MonotonicNs
+  // Chunks of the rank written to `grads`; the D2H stream's word.
+  std::atomic<uint64_t>& grad_ready(uint64_t rank) const;
+  StepReport& step(uint64_t rank, uint64_t step) const;
+  // Squared norm of what the rank drains of the unit (BF16, as drained), of
+  // the latest step. Written by the D2H stream before the unit's first chunk.
+  // 0 for a rank that drains nothing of it.
+  double& unit_square_norm(uint64_t rank, uint64_t unit) const;
+
+ private:
+  char* data_;
+  uint64_t units_;
+};
+
+}  // namespace slidedp::shm

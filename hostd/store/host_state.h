@@ -1,0 +1,76 @@
+// One job's authoritative state: the segments and the split planes in them
+// (architecture section 3). Only hostd's update workers and its loader write
+// the planes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/bf16.h"
+#include "common/model/layout.h"
+#include "common/model/source.h"
+#include "common/shm/segment.h"
+#include "common/shm/words.h"
+#include "policy/plan.h"
+
+namespace slidedp::hostd {
+
+// A range of the planes. Pointers into the segments.
+struct PlaneSpan {
+  bf16* hi;
+  int16_t* lo;
+  float* m;
+  float* v;
+  uint64_t count;
+};
+
+class HostState {
+ public:
+  // Reserves every segment; all of them or none.
+  static absl::StatusOr<std::unique_ptr<HostState>> Create(
+      const std::string& job, const model::StateLayout& layout,
+      const policy::Plan& plan);
+
+  const model::StateLayout& layout() const { return layout_; }
+  const policy::Plan& plan() const { return plan_; }
+  const policy::GradSchedule& grad_schedule() const { return schedule_; }
+  shm::Versions& versions() { return versions_; }
+  shm::Reports& reports() { return reports_; }
+  // Elements [begin, begin + count) of the unit.
+  PlaneSpan planes(int unit, uint64_t begin, uint64_t count) const;
+  // The chunk with this number in the rank's ring.
+  const bf16* grad_chunk(int rank, uint64_t chunk_number) const;
+  // Sums of the `cpu` route in deferred mode; null otherwise.
+  bf16* reduced(int unit, uint64_t begin) const;
+  const std::vector<shm::Segment>& segments() const { return segments_; }
+
+ private:
+  HostState() : versions_(nullptr), reports_(nullptr, 0) {}
+  model::StateLayout layout_;
+  policy::Plan plan_;
+  policy::GradSchedule schedule_;
+  policy::StatePlanes state_planes_;
+  std::vector<shm::Segment> segments_;
+  shm::Versions versions_;
+  shm::Reports reports_;
+};
+
+// Reads every tensor of the layout into the planes (moments stay zero) through
+// the source's descriptors, in pieces: peak extra memory is a few MiB. A
+// non-finite weight is an error that names the tensor. An lm_head in a tied
+// model's files must equal the embedding.
+absl::Status LoadParameters(const model::TensorSource& source,
+                            HostState& state);
+
+// Writes every trained tensor at its source's place into `files` (one per
+// source file), in the source's dtype: BF16 = the hi plane, F32 = exact, F16 =
+// nearest even, saturated (a warning names the tensor). A tied model's lm_head
+// is written where the source has one.
+absl::StatusOr<std::vector<std::string>> WriteParameters(
+    const model::TensorSource& source, const HostState& state,
+    const std::vector<int>& files);
+
+}  // namespace slidedp::hostd

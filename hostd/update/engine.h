@@ -1,0 +1,58 @@
+// Applies the ranks' gradients to a job's planes, chunk by chunk, in `eager` or
+// `deferred` mode, and publishes versions (architecture section 5). One per
+// running job. Reads `grads` and `reports`, writes the planes and `versions`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "hostd/store/host_state.h"
+#include "policy/lr_schedule.h"
+
+namespace slidedp::hostd {
+
+struct UpdateConfig {
+  double lr, beta1, beta2, eps, weight_decay;
+  policy::LrSchedule schedule;  // total_steps: the job's steps
+  double max_grad_norm = 0;     // deferred only; 0: no clipping
+  int threads = 1;
+};
+
+// One finished step (all units at version step + 1).
+struct StepResult {
+  uint64_t step;  // 0-based
+  double loss;    // sum over ranks / valid tokens; NaN if there are none
+  double grad_norm, clip_coefficient, lr;
+  uint64_t valid_tokens;
+  bool skipped;
+  std::string skip_reason;
+  int64_t begin_ns, end_ns;    // first rank's begin, last publication
+  int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;  // max of ranks
+  int64_t update_ns;           // busiest worker
+};
+
+class UpdateEngine {
+ public:
+  // Called on an engine thread, in step order.
+  using OnStep = std::function<void(const StepResult&)>;
+  // Called once, on an engine thread: eager mode met a non-finite unit (named,
+  // before its planes were touched), a report made no sense, an update left
+  // the finite range. Nothing is applied afterwards.
+  using OnFailure = std::function<void(const absl::Status&)>;
+
+  // `state` outlives the engine. Starts its threads.
+  static std::unique_ptr<UpdateEngine> Start(HostState& state,
+                                             const UpdateConfig& config,
+                                             OnStep on_step,
+                                             OnFailure on_failure);
+  virtual ~UpdateEngine() = default;  // Stop()
+  // Finishes the chunks being applied, then ends the threads. The planes then
+  // no longer change. No callback runs after it returns.
+  virtual void Stop() = 0;
+  virtual uint64_t steps_done() const = 0;
+};
+
+}  // namespace slidedp::hostd

@@ -1,0 +1,144 @@
+// The plan of a job: routes, chunks, window and update mode, and what follows
+// from it for everyone alike: which rank drains which gradient chunk when, and
+// how many bytes everything takes. Pure: no clock, no files, no logging.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/model/layout.h"
+
+namespace slidedp::policy {
+
+enum class ParamRoute { kFull, kSharded };
+enum class GradRoute { kGpuRoot, kGpuSharded, kCpu };
+enum class ReduceDType { kF32, kBf16 };
+enum class UpdateMode { kEager, kDeferred };
+enum class DeviceKind { kCpu, kCuda };
+
+struct Routes {
+  ParamRoute params = ParamRoute::kFull;
+  GradRoute grads = GradRoute::kGpuRoot;
+  ReduceDType reduce = ReduceDType::kF32;
+  bool operator==(const Routes&) const = default;
+};
+
+struct Plan {
+  int ranks = 1;
+  Routes embedding, decoder, head;
+  UpdateMode update_mode = UpdateMode::kDeferred;
+  DeviceKind device = DeviceKind::kCpu;
+  int64_t sequence_length = 0;
+  int64_t micro_batch_size = 0;  // sequences
+  int64_t micro_batches = 0;     // per rank and step
+  uint64_t h2d_chunk_bytes = 0;
+  uint64_t d2h_chunk_bytes = 0;
+  int window_slots = 2;  // decoder units on the device
+  int grad_slots = 2;    // decoder gradient accumulators on the device
+  uint64_t ring_chunks = 0;  // per rank; deferred: chunks of a whole step
+  int64_t head_chunk_tokens = 0;
+  int compute_threads = 1;
+  int update_threads = 1;
+
+  const Routes& routes(model::UnitKind kind) const;
+  int64_t micro_batch_tokens() const {
+    return micro_batch_size * sequence_length;
+  }
+};
+uint64_t PlanHash(const Plan& plan);
+
+// A range of a unit's gradient that one chunk carries.
+struct GradChunk {
+  int unit;
+  uint64_t begin;  // elements from the unit's start
+  uint64_t count;
+};
+
+// Who drains what, in which order. Units go in backward order (last to first),
+// chunks within a unit by ascending position. `gpu_root`: rank 0 drains the
+// whole unit; `gpu_sharded`: each rank its shard; `cpu`: every rank all of it.
+struct GradSchedule {
+  // Per rank, the sequence of one step.
+  std::vector<std::vector<GradChunk>> chunks;
+  uint64_t chunk_elements;  // capacity of a slot
+  // Slots of the rank's ring in `grads`; chunk number n is in slot n % slots.
+  std::vector<uint64_t> slots;
+  // Bytes from the start of `grads` to each rank's slot 0.
+  std::vector<uint64_t> ring_offset_bytes;
+  uint64_t grads_bytes;
+
+  uint64_t slot_offset_bytes(int rank, uint64_t chunk_number) const {
+    return ring_offset_bytes[rank] +
+           (chunk_number % slots[rank]) * chunk_elements * 2;
+  }
+};
+GradSchedule MakeGradSchedule(const model::StateLayout& layout,
+                              const Plan& plan);
+
+// Elements of each of `ranks` equal shards that cover a unit; a multiple of 64.
+// The last shard may reach past the unit's end.
+uint64_t ShardElements(uint64_t unit_count, int ranks);
+
+struct NamedBytes {
+  std::string name;
+  uint64_t bytes;
+};
+
+// Host segments of a job, to the byte: "params", "state", "grads", "versions",
+// "reports", "exchange" (CPU ranks; 0 bytes are left out).
+std::vector<NamedBytes> HostSegments(const model::StateLayout& layout,
+                                     const Plan& plan);
+uint64_t SegmentBytes(const std::vector<NamedBytes>& segments,
+                      const std::string& name);
+
+// The `state` segment's planes, in bytes from its start.
+struct StatePlanes {
+  uint64_t lo, m, v;
+  // Reduced BF16 gradients summed by hostd: `cpu` route in deferred mode only;
+  // otherwise equal to `bytes`.
+  uint64_t reduced;
+  uint64_t bytes;
+};
+StatePlanes MakeStatePlanes(const model::StateLayout& layout, const Plan& plan);
+
+// CPU ranks' collective: staging bytes of each rank, per communicator (there
+// are two: one for parameters, one for gradients).
+uint64_t ExchangeStagingBytes(const Plan& plan);
+inline constexpr int kCommunicators = 2;
+
+// Every device buffer of one rank, to the byte.
+std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
+                                      const model::StateLayout& layout,
+                                      const Plan& plan);
+
+// What a plan is made from.
+struct Problem {
+  model::ModelConfig config;
+  int ranks = 1;
+  DeviceKind device = DeviceKind::kCpu;
+  bool peer_access = true;   // ranks can reduce among their devices
+  int logical_cpus = 1;      // of the host
+  int64_t sequence_length = 0;
+  int64_t batch_size = 0;
+  int64_t micro_batch_size = 0;
+  bool clipping = true;
+  // The user's choices; unset: policy chooses.
+  std::optional<ParamRoute> params;
+  std::optional<GradRoute> grads;
+  std::optional<ReduceDType> reduce;
+  uint64_t h2d_chunk_bytes = 0, d2h_chunk_bytes = 0, ring_chunks = 0;
+  int window_slots = 0, grad_slots = 0;
+  int64_t head_chunk_tokens = 0;
+  int compute_threads = 0, update_threads = 0;
+};
+absl::StatusOr<Plan> MakePlan(const Problem& problem);
+
+absl::string_view Name(ParamRoute route);
+absl::string_view Name(GradRoute route);
+absl::string_view Name(ReduceDType dtype);
+absl::string_view Name(UpdateMode mode);
+
+}  // namespace slidedp::policy

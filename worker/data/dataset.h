@@ -1,0 +1,84 @@
+// A token dataset made by slidedp-prepare, and the order in which a job reads
+// it.
+//
+// File: safetensors with `input_ids` int32 [N], `loss_mask` uint8 [N] (1: the
+// token is a label), `doc_offsets` int64 [D + 1] (0 = first, N = last,
+// ascending). Metadata: "format" = "slidedp-dataset", "version" = "1",
+// "layout" = "stream" (documents joined, cut into sequences of equal length,
+// the tail dropped) or "documents" (one document a sequence, cut at
+// sequence_length, padded by length), "tokenizer_sha256".
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/fd.h"
+
+namespace slidedp::data {
+
+class Dataset {
+ public:
+  // Reads and checks everything (hostile): token ids in [0, vocab), offsets,
+  // shapes, at least one label. Errors name the position and value.
+  static absl::StatusOr<Dataset> Open(const std::string& path,
+                                      int64_t sequence_length, int64_t vocab);
+
+  uint64_t sequences() const { return sequences_; }
+  uint64_t tokens() const { return input_ids_.size(); }
+  // Labels over all sequences, as Fill would give them.
+  uint64_t valid_tokens() const { return valid_tokens_; }
+  int64_t sequence_length() const { return sequence_length_; }
+
+  // ids[sequence_length]: tokens, then 0. labels[sequence_length]: label of
+  // position t is token t + 1 where its mask is 1, else -1 (already shifted;
+  // the last position has none).
+  void Fill(uint64_t sequence, int32_t* ids, int32_t* labels) const;
+
+ private:
+  std::vector<int32_t> input_ids_;
+  std::vector<uint8_t> loss_mask_;
+  std::vector<int64_t> doc_offsets_;
+  bool stream_ = true;
+  int64_t sequence_length_ = 0;
+  uint64_t sequences_ = 0;
+  uint64_t valid_tokens_ = 0;
+};
+
+// Which sequence comes when. Counter based: position p (0, 1, 2, ... over all
+// steps) is sequence Permute(epoch = p / sequences, p % sequences), a keyed
+// Feistel permutation with cycle walking, so any position costs O(1) and
+// resuming needs the step number only. Step t of a job takes positions
+// [t * batch_size, (t + 1) * batch_size).
+class Sampler {
+ public:
+  Sampler(uint64_t sequences, uint64_t seed);
+  uint64_t At(uint64_t position) const;
+
+ private:
+  uint64_t sequences_, seed_;
+  int half_bits_;
+};
+
+// One rank's part of a step: `micro_batches` x `micro_batch_size` sequences.
+// Rank r takes places [r * n, (r + 1) * n) of the step's padded batch; places
+// at or beyond batch_size, and positions at or beyond `end_position` (epochs),
+// are zero-weight: ids 0, labels -1.
+struct StepBatch {
+  std::vector<int32_t> ids;     // [micro_batches * micro_batch_size * sequence]
+  std::vector<int32_t> labels;  // the same
+  uint64_t valid_tokens;        // of all ranks
+};
+struct BatchShape {
+  int ranks = 1;
+  int64_t batch_size = 0;
+  int64_t micro_batch_size = 0;
+  int64_t micro_batches = 0;  // per rank
+  uint64_t end_position = UINT64_MAX;
+};
+void FillStepBatch(const Dataset& dataset, const Sampler& sampler,
+                   const BatchShape& shape, int rank, uint64_t step,
+                   StepBatch& batch);
+
+}  // namespace slidedp::data
