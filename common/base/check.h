@@ -5,12 +5,12 @@
 #include "absl/strings/string_view.h"
 
 namespace slidedp {
-[[noreturn]] void CheckFailed(const char* file, int line,
-                              const char* condition, absl::string_view message);
+[[noreturn]] void CheckFailed(const char* file, int line, const char* condition,
+                              absl::string_view message);
 }  // namespace slidedp
 
-#define SDP_CHECK(condition, message)                                     \
-  do {                                                                    \
-    if (!(condition))                                                     \
-      ::slidedp::CheckFailed(__FILE__, __LINE__, #condition, (message));  \
+#define SDP_CHECK(condition, message)                                    \
+  do {                                                                   \
+    if (!(condition))                                                    \
+      ::slidedp::CheckFailed(__FILE__, __LINE__, #condition, (message)); \
   } while (false)

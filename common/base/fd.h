@@ -41,8 +41,8 @@ absl::StatusOr<uint64_t> RegularFileBytes(int fd, absl::string_view name);
 // Exactly `bytes` bytes at `offset`; a short file is an error.
 absl::Status PreadFully(int fd, void* dst, size_t bytes, uint64_t offset,
                         absl::string_view name);
-absl::Status PwriteFully(int fd, const void* src, size_t bytes,
-                         uint64_t offset, absl::string_view name);
+absl::Status PwriteFully(int fd, const void* src, size_t bytes, uint64_t offset,
+                         absl::string_view name);
 // A whole regular file of at most `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      uint64_t max_bytes);

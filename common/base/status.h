@@ -29,10 +29,9 @@ absl::Status InvalidInput(absl::string_view file, absl::string_view field,
 #define SDP_CONCAT_INNER(a, b) a##b
 #define SDP_CONCAT(a, b) SDP_CONCAT_INNER(a, b)
 
-#define SDP_RETURN_IF_ERROR(expr)                      \
-  do {                                                 \
-    if (absl::Status sdp_status = (expr); !sdp_status.ok()) \
-      return sdp_status;                               \
+#define SDP_RETURN_IF_ERROR(expr)                                              \
+  do {                                                                         \
+    if (absl::Status sdp_status = (expr); !sdp_status.ok()) return sdp_status; \
   } while (false)
 
 #define SDP_ASSIGN_OR_RETURN_INNER(tmp, lhs, expr) \
