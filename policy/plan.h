@@ -109,7 +109,9 @@ StatePlanes MakeStatePlanes(const model::StateLayout& layout, const Plan& plan);
 uint64_t ExchangeStagingBytes(const Plan& plan);
 inline constexpr int kCommunicators = 2;
 
-// Every device buffer of one rank, to the byte.
+// Every device buffer of one rank, to the byte; "pinned." ones are host memory
+// that the device copies from. "ops.scratch" is what the CPU ops keep.
+inline constexpr uint64_t kCpuScratchBytes = uint64_t{32} << 20;
 std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
                                       const model::StateLayout& layout,
                                       const Plan& plan);

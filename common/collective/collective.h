@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "common/collective/exchange.h"
 #include "common/device/device.h"
 
 namespace slidedp::collective {
@@ -47,7 +48,6 @@ class Collective {
 // segment. `region` is ExchangeBytes() long, zero at first use, and the same
 // memory in all ranks. A rank that does not arrive within `deadline_ns` fails
 // the operation with DeadlineExceeded naming the missing ranks.
-size_t ExchangeBytes(int world_size, size_t staging_bytes_per_rank);
 absl::StatusOr<std::unique_ptr<Collective>> NewShmCollective(
     device::Device& device, void* region, size_t region_bytes, int rank,
     int world_size, size_t staging_bytes_per_rank, int64_t deadline_ns);

@@ -1,0 +1,156 @@
+// Exact bytes of a plan: host segments and device buffers.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/units.h"
+#include "common/collective/exchange.h"
+#include "common/shm/words.h"
+#include "policy/plan.h"
+
+namespace slidedp::policy {
+namespace {
+
+using model::UnitKind;
+
+// Elements of a device copy of the unit: shards are equal, so the last one may
+// reach past the unit's end.
+uint64_t SlotElements(const model::Unit& unit, const Plan& plan) {
+  return plan.routes(unit.kind).params == ParamRoute::kSharded
+             ? ShardElements(unit.count, plan.ranks) * plan.ranks
+             : unit.count;
+}
+
+uint64_t GradElements(const model::Unit& unit, const Plan& plan) {
+  return plan.routes(unit.kind).grads == GradRoute::kGpuSharded
+             ? ShardElements(unit.count, plan.ranks) * plan.ranks
+             : unit.count;
+}
+
+// BF16 gradients as they are reduced (BF16) or drained (FP32 reduction: only
+// what this rank drains).
+uint64_t DrainElements(const model::Unit& unit, const Plan& plan) {
+  const Routes& routes = plan.routes(unit.kind);
+  return routes.grads == GradRoute::kGpuSharded &&
+                 routes.reduce == ReduceDType::kF32
+             ? ShardElements(unit.count, plan.ranks)
+             : GradElements(unit, plan);
+}
+
+}  // namespace
+
+StatePlanes MakeStatePlanes(const model::StateLayout& layout,
+                            const Plan& plan) {
+  const uint64_t n = layout.plane_elements;
+  StatePlanes planes;
+  planes.lo = 0;
+  planes.m = planes.lo + 2 * n;
+  planes.v = planes.m + 4 * n;
+  planes.reduced = planes.v + 4 * n;
+  planes.bytes = planes.reduced;
+  const bool deferred = plan.update_mode == UpdateMode::kDeferred;
+  for (const Routes* r : {&plan.embedding, &plan.decoder, &plan.head}) {
+    if (deferred && r->grads == GradRoute::kCpu) {
+      planes.bytes = planes.reduced + 2 * n;
+    }
+  }
+  return planes;
+}
+
+uint64_t ExchangeStagingBytes(const Plan& plan) {
+  return plan.device == DeviceKind::kCpu && plan.ranks > 1 ? kMiB : 0;
+}
+
+std::vector<NamedBytes> HostSegments(const model::StateLayout& layout,
+                                     const Plan& plan) {
+  const uint64_t units = layout.units.size();
+  std::vector<NamedBytes> segments = {
+      {"params", 2 * layout.plane_elements},
+      {"state", MakeStatePlanes(layout, plan).bytes},
+      {"grads", MakeGradSchedule(layout, plan).grads_bytes},
+      {"versions", shm::Versions::Bytes(plan.ranks, units)},
+      {"reports", shm::Reports::Bytes(plan.ranks, units)},
+  };
+  if (const uint64_t staging = ExchangeStagingBytes(plan); staging > 0) {
+    segments.push_back(
+        {"exchange", kCommunicators *
+                         collective::ExchangeBytes(plan.ranks, staging)});
+  }
+  for (NamedBytes& segment : segments) {
+    segment.bytes = AlignUp(segment.bytes, kPageBytes);
+  }
+  return segments;
+}
+
+uint64_t SegmentBytes(const std::vector<NamedBytes>& segments,
+                      const std::string& name) {
+  for (const NamedBytes& segment : segments) {
+    if (segment.name == name) return segment.bytes;
+  }
+  return 0;
+}
+
+std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
+                                      const model::StateLayout& layout,
+                                      const Plan& plan) {
+  const uint64_t a = plan.device == DeviceKind::kCpu ? 4 : 2;
+  const uint64_t t = plan.micro_batch_tokens();
+  const uint64_t m = plan.micro_batches;
+  const uint64_t h = config.hidden;
+  const uint64_t qkv = config.qkv_dim();
+  const uint64_t inner = config.intermediate;
+  const uint64_t units = layout.units.size();
+  std::vector<NamedBytes> list;
+  auto add = [&list](std::string name, uint64_t bytes) {
+    list.push_back({std::move(name), AlignUp(bytes, kPageBytes)});
+  };
+  // Largest of each kind: window slots, gradient accumulators and drains.
+  uint64_t slot = 0, grad = 0, drain = 0;
+  for (const model::Unit& unit : layout.units) {
+    if (unit.kind == UnitKind::kDecoder) {
+      slot = std::max(slot, SlotElements(unit, plan));
+      grad = std::max(grad, GradElements(unit, plan));
+      drain = std::max(drain, DrainElements(unit, plan));
+      continue;
+    }
+    const absl::string_view kind = model::UnitKindName(unit.kind);
+    add(absl::StrCat("window.", kind), 2 * SlotElements(unit, plan));
+    add(absl::StrCat("gradient.", kind), 4 * GradElements(unit, plan));
+    add(absl::StrCat("drain.", kind), 2 * DrainElements(unit, plan));
+  }
+  for (int i = 0; i < plan.window_slots; ++i) {
+    add(absl::StrCat("window.decoder.", i), 2 * slot);
+  }
+  for (int i = 0; i < plan.grad_slots; ++i) {
+    add(absl::StrCat("gradient.decoder.", i), 4 * grad);
+    add(absl::StrCat("drain.decoder.", i), 2 * drain);
+  }
+  add("tokens", 2 * 2 * m * t * 4);  // ids and labels, two steps
+  add("pinned.tokens", 2 * 2 * m * t * 4);  // their staging, host memory
+  add("inputs", (config.layers + 1) * m * t * h * a);  // of every layer
+  add("d_hidden", m * t * h * a);
+  // One micro-batch in one layer.
+  add("layer.norm1", t * h * a);
+  add("layer.qkv", t * qkv * a);
+  add("layer.qkv_rotated", t * qkv * a);
+  add("layer.attention", t * config.q_dim() * a);
+  add("layer.middle", t * h * a);
+  add("layer.norm2", t * h * a);
+  add("layer.gate_up", t * 2 * inner * a);
+  add("layer.activated", t * inner * a);
+  add("layer.rstd", 2 * t * 4);
+  add("layer.qk_rstd", config.qk_norm ? t * (config.heads + config.kv_heads) * 4
+                                      : 0);
+  add("layer.lse", t * config.heads * 4);
+  add("layer.d_norm", t * h * a);
+  add("layer.d_attention", t * config.q_dim() * a);
+  add("layer.d_qkv", t * qkv * a);
+  add("layer.d_activated", t * inner * a);
+  add("head.logits", plan.head_chunk_tokens * config.vocab * a);
+  add("rope", config.head_dim / 2 * 4);
+  add("scalars", 2 * 8 + units * 8);  // loss sums of two steps, unit norms
+  if (plan.device == DeviceKind::kCpu) add("ops.scratch", kCpuScratchBytes);
+  std::erase_if(list, [](const NamedBytes& b) { return b.bytes == 0; });
+  return list;
+}
+
+}  // namespace slidedp::policy

@@ -1,0 +1,234 @@
+#include "policy/plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/units.h"
+
+namespace slidedp::policy {
+namespace {
+
+using model::UnitKind;
+
+constexpr uint64_t kDefaultH2dChunkBytes = 16 * kMiB;
+constexpr uint64_t kDefaultD2hChunkBytes = 4 * kMiB;
+constexpr uint64_t kDefaultRingChunks = 16;
+constexpr uint64_t kHeadLogitsBytes = 64 * kMiB;
+// More than this many tokens in one micro-batch, or steps' places, is a typing
+// error rather than a plan.
+constexpr int64_t kMaxMicroBatchTokens = int64_t{1} << 24;
+constexpr int64_t kMaxMicroBatches = int64_t{1} << 20;
+constexpr int kMaxRanks = 64;
+
+uint64_t LargestDecoder(const model::StateLayout& layout) {
+  uint64_t largest = 0;
+  for (const model::Unit& unit : layout.units) {
+    if (unit.kind == UnitKind::kDecoder) {
+      largest = std::max(largest, unit.count);
+    }
+  }
+  return largest;
+}
+
+absl::Status Invalid(absl::string_view field, int64_t value,
+                     absl::string_view problem, absl::string_view remedy) {
+  return InvalidInput("", field, absl::StrCat(value), problem, remedy);
+}
+
+}  // namespace
+
+const Routes& Plan::routes(UnitKind kind) const {
+  switch (kind) {
+    case UnitKind::kEmbedding:
+      return embedding;
+    case UnitKind::kDecoder:
+      return decoder;
+    case UnitKind::kHead:
+      return head;
+  }
+  SDP_CHECK(false, "unit kind");
+}
+
+uint64_t PlanHash(const Plan& plan) {
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
+  auto add = [&hash](uint64_t value) {
+    for (int i = 0; i < 8; ++i) {
+      hash = (hash ^ ((value >> (8 * i)) & 0xff)) * 1099511628211u;
+    }
+  };
+  for (const Routes* r : {&plan.embedding, &plan.decoder, &plan.head}) {
+    add(static_cast<uint64_t>(r->params));
+    add(static_cast<uint64_t>(r->grads));
+    add(static_cast<uint64_t>(r->reduce));
+  }
+  add(plan.ranks);
+  add(static_cast<uint64_t>(plan.update_mode));
+  add(static_cast<uint64_t>(plan.device));
+  add(plan.sequence_length);
+  add(plan.micro_batch_size);
+  add(plan.micro_batches);
+  add(plan.h2d_chunk_bytes);
+  add(plan.d2h_chunk_bytes);
+  add(plan.window_slots);
+  add(plan.grad_slots);
+  add(plan.ring_chunks);
+  add(plan.head_chunk_tokens);
+  return hash;
+}
+
+uint64_t ShardElements(uint64_t unit_count, int ranks) {
+  return AlignUp(CeilDiv(unit_count, static_cast<uint64_t>(ranks)), 64);
+}
+
+absl::StatusOr<Plan> MakePlan(const Problem& problem) {
+  if (problem.ranks < 1 || problem.ranks > kMaxRanks) {
+    return Invalid("ranks", problem.ranks, "out of range",
+                   absl::StrCat("choose 1 to ", kMaxRanks));
+  }
+  if (problem.sequence_length < 1) {
+    return Invalid("sequence_length", problem.sequence_length, "must be at least 1",
+                   "choose the number of tokens of a sequence");
+  }
+  if (problem.micro_batch_size < 1 ||
+      problem.micro_batch_size >
+          kMaxMicroBatchTokens / problem.sequence_length) {
+    return Invalid("micro_batch_size", problem.micro_batch_size,
+                   absl::StrCat("with sequence_length ",
+                                problem.sequence_length, " out of range"),
+                   absl::StrCat("keep micro_batch_size x sequence_length "
+                                "between 1 and ",
+                                kMaxMicroBatchTokens));
+  }
+  if (problem.batch_size < 1 ||
+      CeilDiv(problem.batch_size, problem.micro_batch_size) >
+          static_cast<uint64_t>(kMaxMicroBatches)) {
+    return Invalid("batch_size", problem.batch_size, "out of range",
+                   absl::StrCat("choose 1 to ", kMaxMicroBatches,
+                                " micro-batches of sequences"));
+  }
+  if (!problem.peer_access && problem.ranks > 1) {
+    if (problem.params == ParamRoute::kSharded) {
+      return InvalidInput("", "routes.params", Name(*problem.params),
+                          "the ranks' devices cannot exchange data",
+                          "use full, or leave it out");
+    }
+    if (problem.grads.has_value() && problem.grads != GradRoute::kCpu) {
+      return InvalidInput("", "routes.grads", Name(*problem.grads),
+                          "the ranks' devices cannot exchange data",
+                          "use cpu, or leave it out");
+    }
+  }
+
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  const uint64_t act_bytes = problem.device == DeviceKind::kCpu ? 4 : 2;
+  const bool exchange = problem.peer_access && problem.ranks > 1;
+  Plan plan;
+  plan.ranks = problem.ranks;
+  plan.device = problem.device;
+  plan.sequence_length = problem.sequence_length;
+  plan.micro_batch_size = problem.micro_batch_size;
+  plan.micro_batches = static_cast<int64_t>(
+      CeilDiv(problem.batch_size, static_cast<uint64_t>(problem.ranks) *
+                                      problem.micro_batch_size));
+  plan.update_mode =
+      problem.clipping ? UpdateMode::kDeferred : UpdateMode::kEager;
+  Routes routes;
+  routes.params = problem.params.value_or(exchange ? ParamRoute::kSharded
+                                                   : ParamRoute::kFull);
+  routes.grads = problem.grads.value_or(
+      exchange ? GradRoute::kGpuSharded
+               : (problem.ranks > 1 ? GradRoute::kCpu : GradRoute::kGpuRoot));
+  routes.reduce = problem.reduce.value_or(ReduceDType::kF32);
+  plan.embedding = plan.decoder = plan.head = routes;
+
+  const uint64_t decoder_bytes =
+      std::max<uint64_t>(kPageBytes,
+                         AlignUp(LargestDecoder(layout) * 2, kPageBytes));
+  auto chunk = [](absl::string_view field, uint64_t chosen,
+                  uint64_t fallback) -> absl::StatusOr<uint64_t> {
+    if (chosen == 0) return fallback;
+    if (chosen % 128 != 0 || chosen < 128 || chosen > kGiB) {
+      return InvalidInput("", field, absl::StrCat(chosen),
+                          "not a usable chunk size",
+                          "choose a multiple of 128 up to 1 GiB");
+    }
+    return chosen;
+  };
+  SDP_ASSIGN_OR_RETURN(
+      plan.h2d_chunk_bytes,
+      chunk("tuning.h2d_chunk_bytes", problem.h2d_chunk_bytes,
+            kDefaultH2dChunkBytes));
+  SDP_ASSIGN_OR_RETURN(
+      plan.d2h_chunk_bytes,
+      chunk("tuning.d2h_chunk_bytes", problem.d2h_chunk_bytes,
+            std::min(kDefaultD2hChunkBytes, decoder_bytes)));
+  auto slots = [&](absl::string_view field, int chosen,
+                   int fallback) -> absl::StatusOr<int> {
+    if (chosen == 0) return fallback;
+    if (chosen < 1 || chosen > 1024) {
+      return Invalid(field, chosen, "out of range", "choose 1 to 1024");
+    }
+    return chosen;
+  };
+  const int layers = static_cast<int>(problem.config.layers);
+  SDP_ASSIGN_OR_RETURN(
+      plan.window_slots,
+      slots("tuning.window_slots", problem.window_slots, std::min(3, layers)));
+  SDP_ASSIGN_OR_RETURN(
+      plan.grad_slots,
+      slots("tuning.grad_slots", problem.grad_slots, std::min(2, layers)));
+  SDP_ASSIGN_OR_RETURN(
+      plan.compute_threads,
+      slots("tuning.compute_threads", problem.compute_threads,
+            problem.device == DeviceKind::kCpu
+                ? std::max(1, problem.logical_cpus / problem.ranks)
+                : 1));
+  SDP_ASSIGN_OR_RETURN(plan.update_threads,
+                       slots("tuning.update_threads", problem.update_threads,
+                             std::max(1, problem.logical_cpus / 2)));
+  if (problem.ring_chunks > 65536) {
+    return Invalid("tuning.ring_chunks", problem.ring_chunks, "out of range",
+                   "choose 1 to 65536");
+  }
+  plan.ring_chunks =
+      problem.ring_chunks == 0 ? kDefaultRingChunks : problem.ring_chunks;
+  plan.head_chunk_tokens = problem.head_chunk_tokens;
+  if (plan.head_chunk_tokens < 0) {
+    return Invalid("tuning.head_chunk_tokens", plan.head_chunk_tokens,
+                   "out of range", "choose at least 1");
+  }
+  if (plan.head_chunk_tokens == 0) {
+    const int64_t rows = static_cast<int64_t>(
+        kHeadLogitsBytes / (problem.config.vocab * act_bytes));
+    plan.head_chunk_tokens = std::max<int64_t>(16, rows / 16 * 16);
+  }
+  plan.head_chunk_tokens =
+      std::min(plan.head_chunk_tokens, plan.micro_batch_tokens());
+  return plan;
+}
+
+absl::string_view Name(ParamRoute route) {
+  return route == ParamRoute::kFull ? "full" : "sharded";
+}
+absl::string_view Name(GradRoute route) {
+  switch (route) {
+    case GradRoute::kGpuRoot:
+      return "gpu_root";
+    case GradRoute::kGpuSharded:
+      return "gpu_sharded";
+    case GradRoute::kCpu:
+      return "cpu";
+  }
+  return "?";
+}
+absl::string_view Name(ReduceDType dtype) {
+  return dtype == ReduceDType::kF32 ? "fp32" : "bf16";
+}
+absl::string_view Name(UpdateMode mode) {
+  return mode == UpdateMode::kEager ? "eager" : "deferred";
+}
+
+}  // namespace slidedp::policy

@@ -1,0 +1,228 @@
+#include "policy/wire.h"
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace slidedp::policy {
+namespace {
+
+v1::Routes ToWire(const Routes& routes) {
+  v1::Routes wire;
+  wire.set_params(routes.params == ParamRoute::kFull
+                      ? v1::PARAM_ROUTE_FULL
+                      : v1::PARAM_ROUTE_SHARDED);
+  switch (routes.grads) {
+    case GradRoute::kGpuRoot:
+      wire.set_grads(v1::GRAD_ROUTE_GPU_ROOT);
+      break;
+    case GradRoute::kGpuSharded:
+      wire.set_grads(v1::GRAD_ROUTE_GPU_SHARDED);
+      break;
+    case GradRoute::kCpu:
+      wire.set_grads(v1::GRAD_ROUTE_CPU);
+      break;
+  }
+  wire.set_reduce(routes.reduce == ReduceDType::kF32 ? v1::REDUCE_DTYPE_FP32
+                                                     : v1::REDUCE_DTYPE_BF16);
+  return wire;
+}
+
+absl::Status Bad(absl::string_view field, uint64_t value) {
+  return InvalidInput("plan", field, absl::StrCat(value), "out of range",
+                      "daemon and worker must be of one release");
+}
+
+absl::StatusOr<std::optional<ParamRoute>> FromWire(v1::ParamRoute route) {
+  switch (route) {
+    case v1::PARAM_ROUTE_UNSPECIFIED:
+      return std::nullopt;
+    case v1::PARAM_ROUTE_FULL:
+      return ParamRoute::kFull;
+    case v1::PARAM_ROUTE_SHARDED:
+      return ParamRoute::kSharded;
+    default:
+      return Bad("routes.params", route);
+  }
+}
+
+absl::StatusOr<std::optional<GradRoute>> FromWire(v1::GradRoute route) {
+  switch (route) {
+    case v1::GRAD_ROUTE_UNSPECIFIED:
+      return std::nullopt;
+    case v1::GRAD_ROUTE_GPU_ROOT:
+      return GradRoute::kGpuRoot;
+    case v1::GRAD_ROUTE_GPU_SHARDED:
+      return GradRoute::kGpuSharded;
+    case v1::GRAD_ROUTE_CPU:
+      return GradRoute::kCpu;
+    default:
+      return Bad("routes.grads", route);
+  }
+}
+
+absl::StatusOr<std::optional<ReduceDType>> FromWire(v1::ReduceDtype dtype) {
+  switch (dtype) {
+    case v1::REDUCE_DTYPE_UNSPECIFIED:
+      return std::nullopt;
+    case v1::REDUCE_DTYPE_FP32:
+      return ReduceDType::kF32;
+    case v1::REDUCE_DTYPE_BF16:
+      return ReduceDType::kBf16;
+    default:
+      return Bad("routes.reduce", dtype);
+  }
+}
+
+absl::StatusOr<Routes> FromWire(const v1::Routes& wire) {
+  SDP_ASSIGN_OR_RETURN(auto params, FromWire(wire.params()));
+  SDP_ASSIGN_OR_RETURN(auto grads, FromWire(wire.grads()));
+  SDP_ASSIGN_OR_RETURN(auto reduce, FromWire(wire.reduce()));
+  if (!params || !grads || !reduce) return Bad("routes", 0);
+  return Routes{*params, *grads, *reduce};
+}
+
+}  // namespace
+
+v1::Plan ToWire(const Plan& plan) {
+  v1::Plan wire;
+  wire.set_version(1);
+  wire.set_ranks(plan.ranks);
+  *wire.mutable_embedding() = ToWire(plan.embedding);
+  *wire.mutable_decoder() = ToWire(plan.decoder);
+  *wire.mutable_head() = ToWire(plan.head);
+  wire.set_update_mode(plan.update_mode == UpdateMode::kEager
+                           ? v1::UPDATE_MODE_EAGER
+                           : v1::UPDATE_MODE_DEFERRED);
+  wire.set_sequence_length(plan.sequence_length);
+  wire.set_micro_batch_size(plan.micro_batch_size);
+  wire.set_micro_batches(plan.micro_batches);
+  wire.set_h2d_chunk_bytes(plan.h2d_chunk_bytes);
+  wire.set_d2h_chunk_bytes(plan.d2h_chunk_bytes);
+  wire.set_window_slots(plan.window_slots);
+  wire.set_grad_slots(plan.grad_slots);
+  wire.set_ring_chunks(plan.ring_chunks);
+  wire.set_head_chunk_tokens(plan.head_chunk_tokens);
+  wire.set_compute_threads(plan.compute_threads);
+  wire.set_update_threads(plan.update_threads);
+  wire.set_device(plan.device == DeviceKind::kCpu ? v1::DEVICE_KIND_CPU
+                                                  : v1::DEVICE_KIND_CUDA);
+  return wire;
+}
+
+absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
+  if (wire.version() != 1) return Bad("version", wire.version());
+  constexpr uint64_t kMaxCount = uint64_t{1} << 40;
+  struct Field {
+    absl::string_view name;
+    uint64_t value;
+    uint64_t max;
+  };
+  const Field fields[] = {
+      {"ranks", wire.ranks(), 64},
+      {"sequence_length", wire.sequence_length(), uint64_t{1} << 24},
+      {"micro_batch_size", wire.micro_batch_size(), uint64_t{1} << 24},
+      {"micro_batches", wire.micro_batches(), uint64_t{1} << 20},
+      {"h2d_chunk_bytes", wire.h2d_chunk_bytes(), kMaxCount},
+      {"d2h_chunk_bytes", wire.d2h_chunk_bytes(), kMaxCount},
+      {"window_slots", wire.window_slots(), 1024},
+      {"grad_slots", wire.grad_slots(), 1024},
+      {"ring_chunks", wire.ring_chunks(), 65536},
+      {"head_chunk_tokens", wire.head_chunk_tokens(), uint64_t{1} << 24},
+      {"compute_threads", wire.compute_threads(), 1024},
+      {"update_threads", wire.update_threads(), 1024},
+  };
+  for (const Field& field : fields) {
+    if (field.value < 1 || field.value > field.max) {
+      return Bad(field.name, field.value);
+    }
+  }
+  Plan plan;
+  plan.ranks = static_cast<int>(wire.ranks());
+  SDP_ASSIGN_OR_RETURN(plan.embedding, FromWire(wire.embedding()));
+  SDP_ASSIGN_OR_RETURN(plan.decoder, FromWire(wire.decoder()));
+  SDP_ASSIGN_OR_RETURN(plan.head, FromWire(wire.head()));
+  switch (wire.update_mode()) {
+    case v1::UPDATE_MODE_EAGER:
+      plan.update_mode = UpdateMode::kEager;
+      break;
+    case v1::UPDATE_MODE_DEFERRED:
+      plan.update_mode = UpdateMode::kDeferred;
+      break;
+    default:
+      return Bad("update_mode", wire.update_mode());
+  }
+  switch (wire.device()) {
+    case v1::DEVICE_KIND_CPU:
+      plan.device = DeviceKind::kCpu;
+      break;
+    case v1::DEVICE_KIND_CUDA:
+      plan.device = DeviceKind::kCuda;
+      break;
+    default:
+      return Bad("device", wire.device());
+  }
+  plan.sequence_length = static_cast<int64_t>(wire.sequence_length());
+  plan.micro_batch_size = static_cast<int64_t>(wire.micro_batch_size());
+  plan.micro_batches = static_cast<int64_t>(wire.micro_batches());
+  plan.h2d_chunk_bytes = wire.h2d_chunk_bytes();
+  plan.d2h_chunk_bytes = wire.d2h_chunk_bytes();
+  plan.window_slots = static_cast<int>(wire.window_slots());
+  plan.grad_slots = static_cast<int>(wire.grad_slots());
+  plan.ring_chunks = wire.ring_chunks();
+  plan.head_chunk_tokens = static_cast<int64_t>(wire.head_chunk_tokens());
+  plan.compute_threads = static_cast<int>(wire.compute_threads());
+  plan.update_threads = static_cast<int>(wire.update_threads());
+  return plan;
+}
+
+absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
+                                  const model::ModelConfig& config,
+                                  DeviceKind device, bool peer_access,
+                                  int logical_cpus) {
+  constexpr uint64_t kMax = std::numeric_limits<int32_t>::max();
+  struct Field {
+    absl::string_view name;
+    uint64_t value;
+  };
+  for (const Field& field :
+       {Field{"ranks", spec.ranks()},
+        Field{"sequence_length", spec.sequence_length()},
+        Field{"batch_size", spec.batch_size()},
+        Field{"micro_batch_size", spec.micro_batch_size()},
+        Field{"tuning.window_slots", spec.tuning().window_slots()},
+        Field{"tuning.grad_slots", spec.tuning().grad_slots()},
+        Field{"tuning.head_chunk_tokens", spec.tuning().head_chunk_tokens()},
+        Field{"tuning.compute_threads", spec.tuning().compute_threads()},
+        Field{"tuning.update_threads", spec.tuning().update_threads()}}) {
+    if (field.value > kMax) {
+      return InvalidInput("", field.name, absl::StrCat(field.value),
+                          "out of range", "choose a smaller number");
+    }
+  }
+  Problem problem;
+  problem.config = config;
+  problem.ranks = static_cast<int>(spec.ranks());
+  problem.device = device;
+  problem.peer_access = peer_access;
+  problem.logical_cpus = logical_cpus;
+  problem.sequence_length = static_cast<int64_t>(spec.sequence_length());
+  problem.batch_size = static_cast<int64_t>(spec.batch_size());
+  problem.micro_batch_size = static_cast<int64_t>(spec.micro_batch_size());
+  problem.clipping = spec.has_max_grad_norm();
+  SDP_ASSIGN_OR_RETURN(problem.params, FromWire(spec.routes().params()));
+  SDP_ASSIGN_OR_RETURN(problem.grads, FromWire(spec.routes().grads()));
+  SDP_ASSIGN_OR_RETURN(problem.reduce, FromWire(spec.routes().reduce()));
+  const v1::Tuning& tuning = spec.tuning();
+  problem.h2d_chunk_bytes = tuning.h2d_chunk_bytes();
+  problem.d2h_chunk_bytes = tuning.d2h_chunk_bytes();
+  problem.ring_chunks = tuning.ring_chunks();
+  problem.window_slots = static_cast<int>(tuning.window_slots());
+  problem.grad_slots = static_cast<int>(tuning.grad_slots());
+  problem.head_chunk_tokens = static_cast<int64_t>(tuning.head_chunk_tokens());
+  problem.compute_threads = static_cast<int>(tuning.compute_threads());
+  problem.update_threads = static_cast<int>(tuning.update_threads());
+  return problem;
+}
+
+}  // namespace slidedp::policy
