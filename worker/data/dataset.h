@@ -9,6 +9,8 @@
 // sequence_length, padded by length), "tokenizer_sha256".
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -60,6 +62,14 @@ class Sampler {
   uint64_t sequences_, seed_;
   int half_bits_;
 };
+
+// Positions that `epochs` passes over the data take, rounded up (but not by a
+// rounding error of the product): the job ends at this position, so its steps
+// are these positions divided by batch_size, rounded up.
+inline uint64_t EpochPositions(double epochs, uint64_t sequences) {
+  const double exact = epochs * static_cast<double>(sequences);
+  return static_cast<uint64_t>(std::ceil(exact - 1e-9 * std::max(1.0, exact)));
+}
 
 // One rank's part of a step: `micro_batches` x `micro_batch_size` sequences.
 // Rank r takes places [r * n, (r + 1) * n) of the step's padded batch; places
