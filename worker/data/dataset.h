@@ -68,7 +68,7 @@ class Sampler {
 // are these positions divided by batch_size, rounded up.
 inline uint64_t EpochPositions(double epochs, uint64_t sequences) {
   const double exact = epochs * static_cast<double>(sequences);
-  return static_cast<uint64_t>(std::ceil(exact - 1e-9 * std::max(1.0, exact)));
+  return static_cast<uint64_t>(std::ceil(exact - 1e-12 * std::max(1.0, exact)));
 }
 
 // One rank's part of a step: `micro_batches` x `micro_batch_size` sequences.
