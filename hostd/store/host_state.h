@@ -29,7 +29,8 @@ struct PlaneSpan {
 
 class HostState {
  public:
-  // Reserves every segment; all of them or none.
+  // Reserves every segment of policy::HostSegments, of those sizes; all of them
+  // or none. Planes are zero, versions 0.
   static absl::StatusOr<std::unique_ptr<HostState>> Create(
       const std::string& job, const model::StateLayout& layout,
       const policy::Plan& plan);
@@ -49,26 +50,34 @@ class HostState {
 
  private:
   HostState() : versions_(nullptr), reports_(nullptr, 0) {}
+  char* data(shm::SegmentKind kind) const {
+    return static_cast<char*>(mappings_[static_cast<size_t>(kind)]);
+  }
+
   model::StateLayout layout_;
   policy::Plan plan_;
   policy::GradSchedule schedule_;
   policy::StatePlanes state_planes_;
   std::vector<shm::Segment> segments_;
+  void* mappings_[7] = {};  // by SegmentKind
   shm::Versions versions_;
   shm::Reports reports_;
 };
 
 // Reads every tensor of the layout into the planes (moments stay zero) through
-// the source's descriptors, in pieces: peak extra memory is a few MiB. A
-// non-finite weight is an error that names the tensor. An lm_head in a tied
-// model's files must equal the embedding.
+// the source's descriptors, in pieces: peak extra memory is a few MiB. A weight
+// that the planes can't hold is an error that names tensor and element. An
+// lm_head in a tied model's files must equal the embedding. The source has
+// passed ValidateSource. Uses plan().update_threads threads; no worker may
+// have the segments yet.
 absl::Status LoadParameters(const model::TensorSource& source,
                             HostState& state);
 
 // Writes every trained tensor at its source's place into `files` (one per
 // source file), in the source's dtype: BF16 = the hi plane, F32 = exact, F16 =
 // nearest even, saturated (a warning names the tensor). A tied model's lm_head
-// is written where the source has one.
+// is written where the source has one. Returns the warnings. The planes must
+// not change meanwhile.
 absl::StatusOr<std::vector<std::string>> WriteParameters(
     const model::TensorSource& source, const HostState& state,
     const std::vector<int>& files);

@@ -1,4 +1,5 @@
 // AdamW over a range of split planes (models.md section 7, torch's order):
+//   g = grad_scale * g
 //   p = p * (1 - lr * weight_decay)
 //   m = beta1 * m + (1 - beta1) * g
 //   v = beta2 * v + ((1 - beta2) * g) * g
@@ -14,23 +15,24 @@
 
 namespace slidedp::hostd {
 
+// Constants of one step for the whole model.
 struct AdamWStep {
-  float lr;
+  float decay_factor;  // 1 - lr * weight_decay
   float beta1, one_minus_beta1;
   float beta2, one_minus_beta2;
   float eps;
-  float weight_decay;
-  float step_size;             // lr / (1 - beta1^t)
-  float sqrt_bias_correction2; // sqrt(1 - beta2^t)
-  float grad_scale;            // the clip coefficient c; 1 = none
+  float step_size;              // lr / (1 - beta1^t)
+  float sqrt_bias_correction2;  // sqrt(1 - beta2^t)
+  float grad_scale;             // the clip coefficient c; 1 = none
 };
 // `t` is 1 for the first update. Computed in double, rounded once.
 AdamWStep MakeAdamWStep(double lr, double beta1, double beta2, double eps,
                         double weight_decay, uint64_t t, double grad_scale);
 
-// Updates `planes.count` elements with gradient g. Returns false, and leaves
-// the elements concerned as they were, if any new p, m or v is not finite (or p
-// not splittable). `decay`: whether weight decay applies.
+// Updates `planes.count` elements with gradient g, which needs no alignment.
+// Thread-safe over disjoint ranges. Returns false if any new p, m or v is not
+// finite (or p not splittable); those elements, and no others, stay as they
+// were.
 bool AdamWUpdate(const PlaneSpan& planes, const bf16* g, bool decay,
                  const AdamWStep& step);
 // The same with a float32 gradient (`cpu` route, eager).
