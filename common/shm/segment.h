@@ -61,7 +61,8 @@ class Segment {
 
   SegmentKind kind() const { return kind_; }
   int fd() const { return fd_.get(); }
-  // A descriptor to hand to a worker: read-only for kParams and kVersions.
+  // A descriptor to hand to a worker: read-only for kParams and kVersions, an
+  // error for kState.
   absl::StatusOr<UniqueFd> WorkerFd() const;
   uint64_t bytes() const { return mapping_.bytes(); }
   const Mapping& mapping() const { return mapping_; }

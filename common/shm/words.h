@@ -57,8 +57,8 @@ class Versions {
                             const WordsHeader& expected);
   explicit Versions(void* data) : data_(static_cast<char*>(data)) {}
 
-  std::atomic<uint64_t>& abort() const;             // AbortReason
-  std::atomic<uint64_t>& heartbeat() const;         // MonotonicNs
+  std::atomic<uint64_t>& abort() const;      // AbortReason
+  std::atomic<uint64_t>& heartbeat() const;  // MonotonicNs
   // Chunks of the rank consumed, as a prefix of its sequence.
   std::atomic<uint64_t>& grad_free(uint64_t rank) const;
   std::atomic<uint64_t>& param_version(uint64_t unit) const;
@@ -75,7 +75,7 @@ struct StepReport {
   Word loss_ready;  // before the step's first gradient chunk
   Word times_ready;
   alignas(kCacheLineBytes) uint64_t valid_tokens;  // of all ranks
-  int64_t begin_ns;  // MonotonicNs
+  int64_t begin_ns;                                // MonotonicNs
   int64_t end_ns;
   // Busy time by lane: parameter delivery, compute, reduction, gradient D2H,
   // and compute's waiting for parameters.
@@ -95,7 +95,7 @@ class Reports {
   Reports(void* data, uint64_t units)
       : data_(static_cast<char*>(data)), units_(units) {}
 
-  std::atomic<uint64_t>& heartbeat(uint64_t rank) const;   // MonotonicNs
+  std::atomic<uint64_t>& heartbeat(uint64_t rank) const;  // MonotonicNs
   // Chunks of the rank written to `grads`; the D2H stream's word.
   std::atomic<uint64_t>& grad_ready(uint64_t rank) const;
   StepReport& step(uint64_t rank, uint64_t step) const;
