@@ -1,0 +1,190 @@
+#include "worker/step/gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace slidedp::step {
+
+using collective::DType;
+using model::UnitKind;
+using policy::GradRoute;
+using policy::ReduceDType;
+
+absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
+  Gradients g(inputs);
+  g.schedule_ = policy::MakeGradSchedule(*inputs.layout, *inputs.plan);
+  SDP_ASSIGN_OR_RETURN(g.reduce_, inputs.device->NewStream("reduce"));
+  SDP_ASSIGN_OR_RETURN(g.drain_, inputs.device->NewStream("drain"));
+  SDP_ASSIGN_OR_RETURN(g.loss_computed_, inputs.device->NewEvent());
+  // Two loss sums come first in "scalars".
+  g.norms_ = inputs.buffers->get<double>("scalars") + 2;
+  const int ranks = inputs.plan->ranks;
+  auto add = [&](std::vector<Slot>& slots, const std::string& suffix,
+                 UnitKind kind) -> absl::Status {
+    uint64_t count = 0;
+    for (const model::Unit& unit : inputs.layout->units) {
+      if (unit.kind == kind) count = std::max(count, unit.count);
+    }
+    Slot slot;
+    slot.sum = inputs.buffers->get<float>(absl::StrCat("gradient.", suffix));
+    slot.drain = inputs.buffers->get<bf16>(absl::StrCat("drain.", suffix));
+    SDP_CHECK(slot.sum != nullptr && slot.drain != nullptr, suffix);
+    slot.sum_elements =
+        inputs.plan->routes(kind).grads == GradRoute::kGpuSharded
+            ? policy::ShardElements(count, ranks) * ranks
+            : count;
+    for (auto* event : {&slot.computed, &slot.reduced, &slot.drained}) {
+      SDP_ASSIGN_OR_RETURN(*event, inputs.device->NewEvent());
+    }
+    slots.push_back(std::move(slot));
+    return absl::OkStatus();
+  };
+  SDP_RETURN_IF_ERROR(add(g.embedding_, "embedding", UnitKind::kEmbedding));
+  if (!inputs.layout->tied()) {
+    SDP_RETURN_IF_ERROR(add(g.head_, "head", UnitKind::kHead));
+  }
+  for (int i = 0; i < inputs.plan->grad_slots; ++i) {
+    SDP_RETURN_IF_ERROR(
+        add(g.decoder_, absl::StrCat("decoder.", i), UnitKind::kDecoder));
+  }
+  return g;
+}
+
+Gradients::Slot& Gradients::SlotOf(int unit) {
+  const model::Unit& u = in_.layout->units[unit];
+  switch (u.kind) {
+    case UnitKind::kEmbedding:
+      return embedding_[0];
+    case UnitKind::kHead:
+      return head_[0];
+    case UnitKind::kDecoder:
+      return decoder_[u.layer % decoder_.size()];
+  }
+  SDP_CHECK(false, "unit kind");
+}
+
+absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
+  Slot& slot = SlotOf(unit);
+  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot.reduced, compute));
+  SDP_RETURN_IF_ERROR(in_.device->FillZero(
+      slot.sum, slot.sum_elements * sizeof(float), compute));
+  return slot.sum;
+}
+
+absl::StatusOr<Gradients::Share> Gradients::Reduce(int unit, Slot& slot) {
+  const model::Unit& u = in_.layout->units[unit];
+  const policy::Routes& routes = in_.plan->routes(u.kind);
+  collective::Collective* ranks = in_.collective;
+  const bool bf16_sums = routes.reduce == ReduceDType::kBf16;
+  device::Stream& stream = *reduce_;
+  auto cast = [&](const float* from, uint64_t count) {
+    return in_.ops->CastToBf16(from, static_cast<int64_t>(count), slot.drain,
+                               stream);
+  };
+  if (ranks == nullptr || routes.grads == GradRoute::kCpu) {
+    SDP_RETURN_IF_ERROR(cast(slot.sum, u.count));
+    return Share{0, u.count, slot.drain};
+  }
+  if (routes.grads == GradRoute::kGpuRoot) {
+    const uint64_t end = in_.rank == 0 ? u.count : 0;
+    if (bf16_sums) {
+      SDP_RETURN_IF_ERROR(cast(slot.sum, u.count));
+      SDP_RETURN_IF_ERROR(
+          ranks->Reduce(slot.drain, u.count, DType::kBf16, 0, stream));
+    } else {
+      SDP_RETURN_IF_ERROR(
+          ranks->Reduce(slot.sum, u.count, DType::kF32, 0, stream));
+      if (end > 0) SDP_RETURN_IF_ERROR(cast(slot.sum, end));
+    }
+    return Share{0, end, slot.drain};
+  }
+  const uint64_t shard = policy::ShardElements(u.count, in_.plan->ranks);
+  const uint64_t begin = std::min(shard * in_.rank, u.count);
+  const uint64_t end = std::min(begin + shard, u.count);
+  if (bf16_sums) {
+    SDP_RETURN_IF_ERROR(cast(slot.sum, shard * in_.plan->ranks));
+    SDP_RETURN_IF_ERROR(
+        ranks->ReduceScatter(slot.drain, shard, DType::kBf16, stream));
+    return Share{begin, end, slot.drain + begin};
+  }
+  SDP_RETURN_IF_ERROR(
+      ranks->ReduceScatter(slot.sum, shard, DType::kF32, stream));
+  if (end > begin) SDP_RETURN_IF_ERROR(cast(slot.sum + begin, end - begin));
+  return Share{begin, end, slot.drain};
+}
+
+absl::Status Gradients::Finish(int unit, uint64_t step,
+                               device::Stream& compute) {
+  Slot& slot = SlotOf(unit);
+  device::Device& device = *in_.device;
+  SDP_RETURN_IF_ERROR(device.Record(*slot.computed, compute));
+  SDP_RETURN_IF_ERROR(device.Wait(*slot.computed, *reduce_));
+  SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kReduce, step, *reduce_));
+  SDP_ASSIGN_OR_RETURN(const Share share, Reduce(unit, slot));
+  if (share.end > share.begin) {
+    SDP_RETURN_IF_ERROR(in_.ops->SquaredNorm(
+        share.data, static_cast<int64_t>(share.end - share.begin),
+        norms_ + unit, *reduce_));
+  }
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kReduce, step, *reduce_));
+  SDP_RETURN_IF_ERROR(device.Record(*slot.reduced, *reduce_));
+  return Drain(unit, step, share, slot);
+}
+
+absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
+                              Slot& slot) {
+  device::Device& device = *in_.device;
+  const auto& chunks = schedule_.chunks[in_.rank];
+  const uint64_t slots = schedule_.slots[in_.rank];
+  SDP_RETURN_IF_ERROR(device.Wait(*slot.reduced, *drain_));
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDrain, step, *drain_));
+  if (share.end > share.begin) {
+    SDP_RETURN_IF_ERROR(
+        device.Copy(&in_.reports.unit_square_norm(in_.rank, unit),
+                    norms_ + unit, sizeof(double), *drain_));
+  }
+  for (; next_chunk_ < chunks.size() && chunks[next_chunk_].unit == unit;
+       ++next_chunk_) {
+    const policy::GradChunk& chunk = chunks[next_chunk_];
+    SDP_CHECK(chunk.begin >= share.begin &&
+                  chunk.begin + chunk.count <= share.end,
+              "gradient schedule and route disagree");
+    const uint64_t number = step * chunks.size() + next_chunk_;
+    if (number >= slots) {
+      SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.grad_free(in_.rank),
+                                          number + 1 - slots, *drain_));
+    }
+    SDP_RETURN_IF_ERROR(device.Copy(
+        in_.grads->at<bf16>(schedule_.slot_offset_bytes(in_.rank, number)),
+        share.data + (chunk.begin - share.begin), chunk.count * sizeof(bf16),
+        *drain_));
+    SDP_RETURN_IF_ERROR(device.WriteWord(&in_.reports.grad_ready(in_.rank),
+                                         number + 1, *drain_));
+  }
+  if (unit == 0) next_chunk_ = 0;  // the step's last unit
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDrain, step, *drain_));
+  return device.Record(*slot.drained, *drain_);
+}
+
+absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,
+                                  device::Stream& compute) {
+  device::Device& device = *in_.device;
+  shm::StepReport& report = in_.reports.step(in_.rank, step);
+  SDP_RETURN_IF_ERROR(device.Record(*loss_computed_, compute));
+  SDP_RETURN_IF_ERROR(device.Wait(*loss_computed_, *drain_));
+  SDP_RETURN_IF_ERROR(
+      device.Copy(&report.loss_sum, loss_sum, sizeof(double), *drain_));
+  return device.WriteWord(&report.loss_ready.value, step + 1, *drain_);
+}
+
+absl::Status Gradients::Synchronize() {
+  SDP_RETURN_IF_ERROR(in_.device->Synchronize(*reduce_));
+  return in_.device->Synchronize(*drain_);
+}
+
+}  // namespace slidedp::step

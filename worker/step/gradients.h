@@ -1,0 +1,87 @@
+// Gradient accumulators on the device and their way down: zeroed when a unit's
+// backward begins, reduced by the unit's route when it ends, drained to `grads`
+// in chunks that are announced one by one.
+//
+// Embedding and head have an accumulator of their own (a tied embedding's lives
+// through the whole backward pass); decoder units take turns in `grad_slots`.
+// The three streams gate each other by events and the daemon by words; nothing
+// here blocks the host.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/collective/collective.h"
+#include "common/device/device.h"
+#include "common/model/layout.h"
+#include "common/shm/segment.h"
+#include "common/shm/words.h"
+#include "policy/plan.h"
+#include "worker/ops/ops.h"
+#include "worker/step/buffers.h"
+#include "worker/step/lane_times.h"
+
+namespace slidedp::step {
+
+class Gradients {
+ public:
+  struct Inputs {
+    device::Device* device;
+    ops::Ops* ops;
+    collective::Collective* collective;  // null with one rank
+    const model::StateLayout* layout;
+    const policy::Plan* plan;
+    int rank;
+    const shm::Mapping* grads;
+    shm::Versions versions;
+    shm::Reports reports;
+    const Buffers* buffers;
+    LaneTimes* times;
+  };
+  static absl::StatusOr<Gradients> Create(const Inputs& inputs);
+
+  // The unit's accumulator, zeroed on `compute`.
+  absl::StatusOr<float*> Begin(int unit, device::Stream& compute);
+  // As Begin returned it.
+  const float* accumulator(int unit) { return SlotOf(unit).sum; }
+  // Everything that adds to the accumulator has been enqueued on `compute`:
+  // reduce it and drain this rank's share. Units must come in the order of
+  // policy::GradSchedule.
+  absl::Status Finish(int unit, uint64_t step, device::Stream& compute);
+  // This rank's sum of token losses, before the step's first chunk.
+  absl::Status DrainLoss(const double* loss_sum, uint64_t step,
+                         device::Stream& compute);
+
+  absl::Status Synchronize();
+
+ private:
+  struct Slot {
+    float* sum = nullptr;
+    uint64_t sum_elements = 0;
+    bf16* drain = nullptr;
+    std::unique_ptr<device::Event> computed, reduced, drained;
+  };
+  // What this rank drains of a unit: [begin, end), at `data`.
+  struct Share {
+    uint64_t begin = 0, end = 0;
+    const bf16* data = nullptr;
+  };
+
+  explicit Gradients(const Inputs& inputs) : in_(inputs) {}
+  Slot& SlotOf(int unit);
+  absl::StatusOr<Share> Reduce(int unit, Slot& slot);
+  absl::Status Drain(int unit, uint64_t step, const Share& share, Slot& slot);
+
+  Inputs in_;
+  policy::GradSchedule schedule_;
+  std::unique_ptr<device::Stream> reduce_, drain_;
+  std::unique_ptr<device::Event> loss_computed_;
+  std::vector<Slot> decoder_, embedding_, head_;
+  double* norms_ = nullptr;  // per unit, device memory
+  size_t next_chunk_ = 0;    // in this rank's sequence of the step
+};
+
+}  // namespace slidedp::step

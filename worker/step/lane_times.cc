@@ -1,0 +1,61 @@
+#include "worker/step/lane_times.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace slidedp::step {
+
+absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device,
+                                            int spans) {
+  LaneTimes times(device);
+  for (auto& step : times.lanes_) {
+    for (LaneSpans& lane : step) {
+      lane.spans.resize(spans);
+      for (Span& span : lane.spans) {
+        SDP_ASSIGN_OR_RETURN(span.begin, device.NewEvent());
+        SDP_ASSIGN_OR_RETURN(span.end, device.NewEvent());
+      }
+    }
+  }
+  return times;
+}
+
+absl::Status LaneTimes::Begin(Lane lane_name, uint64_t step,
+                              device::Stream& stream) {
+  LaneSpans& spans = lane(lane_name, step);
+  SDP_CHECK(spans.used < spans.spans.size(), "more spans than planned");
+  return device_->Record(*spans.spans[spans.used].begin, stream);
+}
+
+absl::Status LaneTimes::End(Lane lane_name, uint64_t step,
+                            device::Stream& stream) {
+  LaneSpans& spans = lane(lane_name, step);
+  return device_->Record(*spans.spans[spans.used++].end, stream);
+}
+
+absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
+  Times times;
+  for (int l = 0; l < kLanes; ++l) {
+    LaneSpans& spans = lanes_[step % 2][l];
+    int64_t previous_end = 0;
+    for (size_t i = 0; i < spans.used; ++i) {
+      SDP_RETURN_IF_ERROR(device_->Synchronize(*spans.spans[i].end));
+      SDP_ASSIGN_OR_RETURN(const int64_t begin,
+                           device_->TimestampNs(*spans.spans[i].begin));
+      SDP_ASSIGN_OR_RETURN(const int64_t end,
+                           device_->TimestampNs(*spans.spans[i].end));
+      times.busy_ns[l] += end - begin;
+      if (l == static_cast<int>(Lane::kCompute) && i > 0) {
+        times.stall_ns += begin - previous_end;
+      }
+      previous_end = end;
+      times.end_ns = std::max(times.end_ns, end);
+    }
+    spans.used = 0;
+  }
+  return times;
+}
+
+}  // namespace slidedp::step

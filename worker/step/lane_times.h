@@ -1,0 +1,53 @@
+// Busy time of the lanes of a step, from events recorded around their work.
+// Reading them waits for nothing: a step is read once it is known to be over.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/device/device.h"
+
+namespace slidedp::step {
+
+enum class Lane { kDeliver, kCompute, kReduce, kDrain };
+inline constexpr int kLanes = 4;
+
+// Thread-compatible. Keeps the events of two steps.
+class LaneTimes {
+ public:
+  // `spans`: the most spans that any lane has in one step.
+  static absl::StatusOr<LaneTimes> Create(device::Device& device, int spans);
+
+  // Around each piece of work, on the stream that does it.
+  absl::Status Begin(Lane lane, uint64_t step, device::Stream& stream);
+  absl::Status End(Lane lane, uint64_t step, device::Stream& stream);
+
+  struct Times {
+    std::array<int64_t, kLanes> busy_ns{};
+    int64_t stall_ns = 0;  // gaps between compute's spans
+    int64_t end_ns = 0;    // the last span's end
+  };
+  // Waits for the step's spans, sums them and forgets them.
+  absl::StatusOr<Times> Harvest(uint64_t step);
+
+ private:
+  struct Span {
+    std::unique_ptr<device::Event> begin, end;
+  };
+  struct LaneSpans {
+    std::vector<Span> spans;
+    size_t used = 0;
+  };
+  explicit LaneTimes(device::Device& device) : device_(&device) {}
+  LaneSpans& lane(Lane lane, uint64_t step) {
+    return lanes_[step % 2][static_cast<int>(lane)];
+  }
+
+  device::Device* device_;
+  std::array<std::array<LaneSpans, kLanes>, 2> lanes_;
+};
+
+}  // namespace slidedp::step

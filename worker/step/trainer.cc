@@ -1,0 +1,409 @@
+#include "worker/step/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "common/model/config.h"
+#include "worker/step/buffers.h"
+#include "worker/step/decoder.h"
+#include "worker/step/gradients.h"
+#include "worker/step/head.h"
+#include "worker/step/lane_times.h"
+#include "worker/step/unit_weights.h"
+#include "worker/step/window.h"
+
+namespace slidedp::step {
+namespace {
+
+using model::Role;
+
+// How many visits the host may enqueue ahead of compute. Work is enqueued in
+// dependency order, so waiting here for an earlier visit waits only for what is
+// enqueued already, on every rank.
+constexpr uint64_t kVisitsAhead = 4;
+
+// Registered at once; larger mappings go piece by piece (gpu-facts: one call of
+// 512 GiB or more fails).
+constexpr uint64_t kRegistrationBytes = uint64_t{4} << 30;
+
+class TrainerImpl : public Trainer {
+ public:
+  TrainerImpl(const TrainerInputs& inputs, Hooks hooks)
+      : in_(inputs), hooks_(std::move(hooks)) {}
+  ~TrainerImpl() override {
+    // Streams end before the buffers that their work uses.
+    gradients_.reset();
+    window_.reset();
+    compute_.reset();
+  }
+
+  absl::Status Init();
+  absl::Status Run(uint64_t first, uint64_t count) override;
+  uint64_t steps_enqueued() const override {
+    return steps_enqueued_.load(std::memory_order_relaxed);
+  }
+  uint64_t device_bytes() const override { return buffers_.bytes(); }
+
+ private:
+  struct StepTokens {
+    const int32_t* ids;
+    const int32_t* labels;
+    float scale;
+    double* loss_sum;
+  };
+
+  absl::Status Register(const shm::Mapping& mapping, bool read_only);
+  absl::StatusOr<StepTokens> BeginStep(uint64_t step);
+  absl::Status EnqueueStep(uint64_t step, uint64_t end);
+  absl::Status Embed(const Visit& visit, const StepTokens& tokens);
+  absl::Status ForwardLayer(const Visit& visit, int64_t layer);
+  absl::Status TurnAtHead(const Visit& visit, const StepTokens& tokens);
+  absl::Status BackwardLayer(const Visit& visit, int64_t layer);
+  absl::Status EmbedBackward(const Visit& visit, const StepTokens& tokens);
+  absl::Status FinishUnit(int unit, uint64_t step);
+  // Throttles the host, begins deliveries, and returns the unit's weights.
+  absl::StatusOr<const bf16*> BeginVisit(const Visit& visit);
+  absl::Status EndVisit(const Visit& visit);
+  absl::Status WriteTimes(uint64_t step);
+
+  void* Input(int64_t layer, int64_t micro_batch) const {
+    return static_cast<char*>(inputs_) +
+           (layer * in_.plan->micro_batches + micro_batch) * hidden_bytes_;
+  }
+  void* DHidden(int64_t micro_batch) const {
+    return static_cast<char*>(d_hidden_) + micro_batch * hidden_bytes_;
+  }
+  const model::Unit& unit(int u) const { return in_.layout->units[u]; }
+
+  const TrainerInputs in_;
+  const Hooks hooks_;
+  Buffers buffers_;
+  std::vector<std::unique_ptr<device::HostRegistration>> registrations_;
+  std::unique_ptr<LaneTimes> times_;
+  std::unique_ptr<Window> window_;
+  std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Head> head_;
+  std::unique_ptr<data::Sampler> sampler_;
+  std::unique_ptr<device::Stream> compute_;
+  std::array<std::unique_ptr<device::Event>, kVisitsAhead> visit_done_;
+  std::unique_ptr<device::Event> embedded_;
+  shm::Reports reports_{nullptr, 0};
+
+  data::StepBatch batch_;
+  void* inputs_ = nullptr;
+  void* d_hidden_ = nullptr;
+  uint64_t hidden_bytes_ = 0;  // of one micro-batch
+  float* tied_gradient_ = nullptr;
+
+  std::vector<Visit> upcoming_;  // from the visit being enqueued on
+  uint64_t visits_ = 0;          // enqueued so far
+  uint64_t first_step_ = 0;      // of this Run
+  std::atomic<uint64_t> steps_enqueued_{0};
+};
+
+absl::Status TrainerImpl::Register(const shm::Mapping& mapping,
+                                   bool read_only) {
+  for (uint64_t at = 0; at < mapping.bytes(); at += kRegistrationBytes) {
+    SDP_ASSIGN_OR_RETURN(
+        auto registration,
+        in_.device->RegisterHost(
+            mapping.at<char>(at),
+            std::min(kRegistrationBytes, mapping.bytes() - at), read_only));
+    registrations_.push_back(std::move(registration));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainerImpl::Init() {
+  const policy::Plan& plan = *in_.plan;
+  const model::ModelConfig& config = *in_.config;
+  if (in_.device->kind() != device::Kind::kCpu &&
+      (hooks_.on_gradient || hooks_.on_logits)) {
+    return absl::InvalidArgumentError("hooks need the CPU device");
+  }
+  SDP_RETURN_IF_ERROR(Register(*in_.params, /*read_only=*/true));
+  SDP_RETURN_IF_ERROR(Register(*in_.versions, /*read_only=*/true));
+  SDP_RETURN_IF_ERROR(Register(*in_.grads, /*read_only=*/false));
+  SDP_RETURN_IF_ERROR(Register(*in_.reports, /*read_only=*/false));
+  SDP_ASSIGN_OR_RETURN(
+      buffers_, Buffers::Allocate(*in_.device,
+                                  policy::DeviceBuffers(config, *in_.layout,
+                                                        plan)));
+  inputs_ = buffers_.get<void>("inputs");
+  d_hidden_ = buffers_.get<void>("d_hidden");
+  hidden_bytes_ =
+      plan.micro_batch_tokens() * config.hidden * in_.ops->act_bytes();
+  const shm::Versions versions(in_.versions->data());
+  reports_ = shm::Reports(in_.reports->data(), in_.layout->units.size());
+
+  // Embedding, layers twice, head, embedding backward.
+  SDP_ASSIGN_OR_RETURN(
+      LaneTimes times,
+      LaneTimes::Create(*in_.device, static_cast<int>(2 * config.layers + 3)));
+  times_ = std::make_unique<LaneTimes>(std::move(times));
+  SDP_ASSIGN_OR_RETURN(
+      Window window,
+      Window::Create({in_.device, in_.param_collective, in_.layout, in_.plan,
+                      in_.rank, in_.params, versions, &buffers_,
+                      times_.get()}));
+  window_ = std::make_unique<Window>(std::move(window));
+  SDP_ASSIGN_OR_RETURN(
+      Gradients gradients,
+      Gradients::Create({in_.device, in_.ops, in_.grad_collective, in_.layout,
+                         in_.plan, in_.rank, in_.grads, versions, reports_,
+                         &buffers_, times_.get()}));
+  gradients_ = std::make_unique<Gradients>(std::move(gradients));
+  decoder_ = std::make_unique<Decoder>(*in_.device, *in_.ops, config,
+                                       plan.micro_batch_size,
+                                       plan.sequence_length, buffers_);
+  head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
+                                 plan.head_chunk_tokens, buffers_);
+  sampler_ =
+      std::make_unique<data::Sampler>(in_.dataset->sequences(), in_.seed);
+  SDP_ASSIGN_OR_RETURN(compute_, in_.device->NewStream("compute"));
+  for (auto& event : visit_done_) {
+    SDP_ASSIGN_OR_RETURN(event, in_.device->NewEvent());
+  }
+  SDP_ASSIGN_OR_RETURN(embedded_, in_.device->NewEvent());
+  const std::vector<float> frequencies = model::RopeInverseFrequencies(config);
+  SDP_RETURN_IF_ERROR(in_.device->Copy(buffers_.get<void>("rope"),
+                                       frequencies.data(),
+                                       frequencies.size() * sizeof(float),
+                                       *compute_));
+  return in_.device->Synchronize(*compute_);
+}
+
+absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
+  if (count == 0) return absl::OkStatus();
+  const uint64_t end = first + count;
+  first_step_ = first;
+  upcoming_.clear();
+  for (uint64_t step = first; step < end; ++step) {
+    SDP_RETURN_IF_ERROR(EnqueueStep(step, end));
+    steps_enqueued_.store(step + 1, std::memory_order_relaxed);
+  }
+  SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
+  SDP_RETURN_IF_ERROR(gradients_->Synchronize());
+  return WriteTimes(end - 1);
+}
+
+absl::Status TrainerImpl::EnqueueStep(uint64_t step, uint64_t end) {
+  const int layers = static_cast<int>(in_.config->layers);
+  const int head_unit = in_.layout->head_unit();
+  // The visits of this step, then those of the next one: what Advance may look
+  // at. Whatever the last step left over is this step's beginning.
+  auto append = [&](uint64_t s) {
+    upcoming_.push_back({in_.layout->embedding_unit(), s});
+    for (int l = 0; l < layers; ++l) {
+      upcoming_.push_back({in_.layout->decoder_unit(l), s});
+    }
+    upcoming_.push_back({head_unit, s});
+    for (int l = layers - 1; l >= 0; --l) {
+      upcoming_.push_back({in_.layout->decoder_unit(l), s});
+    }
+  };
+  if (upcoming_.empty()) append(step);
+  if (step + 1 < end) append(step + 1);
+  const size_t visits = 2 * static_cast<size_t>(layers) + 2;
+  std::vector<Visit> order(upcoming_.begin(), upcoming_.begin() + visits);
+
+  SDP_ASSIGN_OR_RETURN(const StepTokens tokens, BeginStep(step));
+  size_t at = 0;
+  SDP_RETURN_IF_ERROR(Embed(order[at++], tokens));
+  SDP_RETURN_IF_ERROR(in_.device->Record(*embedded_, *compute_));
+  for (int l = 0; l < layers; ++l) {
+    SDP_RETURN_IF_ERROR(ForwardLayer(order[at++], l));
+  }
+  if (step > first_step_) {
+    // That this step's embedding was usable shows that the last step is over.
+    // Compute has long passed it, so this holds nothing up.
+    SDP_RETURN_IF_ERROR(in_.device->Synchronize(*embedded_));
+    SDP_RETURN_IF_ERROR(WriteTimes(step - 1));
+  }
+  SDP_RETURN_IF_ERROR(TurnAtHead(order[at++], tokens));
+  for (int l = layers - 1; l >= 0; --l) {
+    SDP_RETURN_IF_ERROR(BackwardLayer(order[at++], l));
+  }
+  return EmbedBackward({in_.layout->embedding_unit(), step}, tokens);
+}
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
+  const uint64_t tokens =
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
+  data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
+                      batch_);
+  const uint64_t parity = step % 2;
+  int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
+  int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
+  std::memcpy(host, batch_.ids.data(), tokens * sizeof(int32_t));
+  std::memcpy(host + tokens, batch_.labels.data(), tokens * sizeof(int32_t));
+  StepTokens result;
+  result.ids = device;
+  result.labels = device + tokens;
+  result.scale = batch_.valid_tokens == 0
+                     ? 0.0f
+                     : static_cast<float>(
+                           1.0 / static_cast<double>(batch_.valid_tokens));
+  result.loss_sum = buffers_.get<double>("scalars") + parity;
+
+  shm::StepReport& report = reports_.step(in_.rank, step);
+  report.valid_tokens = batch_.valid_tokens;
+  report.begin_ns = MonotonicNs();
+  report.begun.value.store(step + 1, std::memory_order_release);
+
+  SDP_RETURN_IF_ERROR(in_.device->Copy(device, host,
+                                       2 * tokens * sizeof(int32_t),
+                                       *compute_));
+  SDP_RETURN_IF_ERROR(
+      in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
+  return result;
+}
+
+absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit) {
+  SDP_RETURN_IF_ERROR(
+      in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
+  const size_t ahead = std::min(
+      upcoming_.size(), static_cast<size_t>(in_.plan->window_slots) + 2);
+  SDP_RETURN_IF_ERROR(window_->Advance({upcoming_.data(), ahead}));
+  SDP_ASSIGN_OR_RETURN(const bf16* weights, window_->Use(visit, *compute_));
+  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step, *compute_));
+  return weights;
+}
+
+absl::Status TrainerImpl::EndVisit(const Visit& visit) {
+  SDP_RETURN_IF_ERROR(times_->End(Lane::kCompute, visit.step, *compute_));
+  SDP_RETURN_IF_ERROR(window_->Release(visit, *compute_));
+  SDP_RETURN_IF_ERROR(
+      in_.device->Record(*visit_done_[visits_ % kVisitsAhead], *compute_));
+  ++visits_;
+  upcoming_.erase(upcoming_.begin());
+  return absl::OkStatus();
+}
+
+absl::Status TrainerImpl::Embed(const Visit& visit, const StepTokens& tokens) {
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  const UnitWeights weights(unit(visit.unit), data, nullptr);
+  // The inputs of layer 0 lie one micro-batch after another.
+  SDP_RETURN_IF_ERROR(in_.ops->EmbeddingForward(
+      tokens.ids, weights.w(Role::kEmbedding),
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens(),
+      in_.config->hidden, Input(0, 0), *compute_));
+  return EndVisit(visit);
+}
+
+absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  const UnitWeights weights(unit(visit.unit), data, nullptr);
+  for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    SDP_RETURN_IF_ERROR(decoder_->Forward(layer, weights, Input(layer, mb),
+                                          Input(layer + 1, mb), *compute_));
+  }
+  return EndVisit(visit);
+}
+
+absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
+                                     const StepTokens& tokens) {
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(float* gradient,
+                       gradients_->Begin(visit.unit, *compute_));
+  const UnitWeights weights(unit(visit.unit), data, gradient);
+  const Role table =
+      in_.layout->tied() ? Role::kEmbedding : Role::kHead;
+  const Head::Weights head = {weights.w(Role::kFinalNorm), weights.w(table),
+                              weights.d(Role::kFinalNorm), weights.d(table)};
+  const int64_t rows = in_.plan->micro_batch_tokens();
+  for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    Head::OnLogits on_logits;
+    if (hooks_.on_logits) {
+      on_logits = [this, mb](int64_t first, int64_t count, const float* data) {
+        hooks_.on_logits(mb, first, count, data);
+      };
+    }
+    SDP_RETURN_IF_ERROR(head_->Run(head, Input(in_.config->layers, mb),
+                                   tokens.labels + mb * rows, tokens.scale,
+                                   tokens.loss_sum, DHidden(mb), on_logits,
+                                   *compute_));
+  }
+  SDP_RETURN_IF_ERROR(
+      gradients_->DrainLoss(tokens.loss_sum, visit.step, *compute_));
+  SDP_RETURN_IF_ERROR(EndVisit(visit));
+  if (in_.layout->tied()) {
+    tied_gradient_ = gradient;  // complete after the embedding's own part
+    return absl::OkStatus();
+  }
+  return FinishUnit(visit.unit, visit.step);
+}
+
+absl::Status TrainerImpl::BackwardLayer(const Visit& visit, int64_t layer) {
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(float* gradient,
+                       gradients_->Begin(visit.unit, *compute_));
+  const UnitWeights weights(unit(visit.unit), data, gradient);
+  for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    SDP_RETURN_IF_ERROR(decoder_->Backward(layer, weights, Input(layer, mb),
+                                           DHidden(mb), *compute_));
+  }
+  SDP_RETURN_IF_ERROR(EndVisit(visit));
+  return FinishUnit(visit.unit, visit.step);
+}
+
+absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
+                                        const StepTokens& tokens) {
+  float* gradient = tied_gradient_;
+  if (!in_.layout->tied()) {
+    SDP_ASSIGN_OR_RETURN(gradient, gradients_->Begin(visit.unit, *compute_));
+  }
+  const UnitWeights weights(unit(visit.unit), nullptr, gradient);
+  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step, *compute_));
+  SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
+      tokens.ids, DHidden(0),
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens(),
+      in_.config->hidden, in_.config->vocab, weights.d(Role::kEmbedding),
+      *compute_));
+  SDP_RETURN_IF_ERROR(times_->End(Lane::kCompute, visit.step, *compute_));
+  return FinishUnit(visit.unit, visit.step);
+}
+
+absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
+  if (hooks_.on_gradient) {
+    SDP_RETURN_IF_ERROR(device::EnqueueOnCpu(
+        *compute_,
+        [this, u,
+         gradient = gradients_->accumulator(u)] {
+          hooks_.on_gradient(u, gradient, unit(u).count);
+          return absl::OkStatus();
+        }));
+  }
+  return gradients_->Finish(u, step, *compute_);
+}
+
+absl::Status TrainerImpl::WriteTimes(uint64_t step) {
+  SDP_ASSIGN_OR_RETURN(const LaneTimes::Times times, times_->Harvest(step));
+  shm::StepReport& report = reports_.step(in_.rank, step);
+  report.deliver_ns = times.busy_ns[static_cast<int>(Lane::kDeliver)];
+  report.compute_ns = times.busy_ns[static_cast<int>(Lane::kCompute)];
+  report.reduce_ns = times.busy_ns[static_cast<int>(Lane::kReduce)];
+  report.drain_ns = times.busy_ns[static_cast<int>(Lane::kDrain)];
+  report.stall_ns = times.stall_ns;
+  report.end_ns = times.end_ns;
+  report.times_ready.value.store(step + 1, std::memory_order_release);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
+    const TrainerInputs& inputs, Hooks hooks) {
+  auto trainer = std::make_unique<TrainerImpl>(inputs, std::move(hooks));
+  SDP_RETURN_IF_ERROR(trainer->Init());
+  return trainer;
+}
+
+}  // namespace slidedp::step

@@ -1,0 +1,131 @@
+#include "worker/step/window.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace slidedp::step {
+
+using model::UnitKind;
+
+absl::StatusOr<Window> Window::Create(const Inputs& inputs) {
+  Window window(inputs);
+  SDP_ASSIGN_OR_RETURN(window.stream_, inputs.device->NewStream("deliver"));
+  auto add = [&](std::vector<Slot>& slots,
+                 const std::string& buffer) -> absl::Status {
+    Slot slot;
+    slot.data = inputs.buffers->get<bf16>(buffer);
+    SDP_CHECK(slot.data != nullptr, buffer);
+    SDP_ASSIGN_OR_RETURN(slot.ready, inputs.device->NewEvent());
+    SDP_ASSIGN_OR_RETURN(slot.free, inputs.device->NewEvent());
+    slots.push_back(std::move(slot));
+    return absl::OkStatus();
+  };
+  SDP_RETURN_IF_ERROR(add(window.embedding_, "window.embedding"));
+  if (!inputs.layout->tied()) {
+    SDP_RETURN_IF_ERROR(add(window.head_, "window.head"));
+  }
+  for (int i = 0; i < inputs.plan->window_slots; ++i) {
+    SDP_RETURN_IF_ERROR(
+        add(window.decoder_, absl::StrCat("window.decoder.", i)));
+  }
+  return window;
+}
+
+std::span<Window::Slot> Window::SlotsFor(int unit) {
+  switch (in_.layout->units[unit].kind) {
+    case UnitKind::kEmbedding:
+      return embedding_;
+    case UnitKind::kHead:
+      return head_;
+    case UnitKind::kDecoder:
+      return decoder_;
+  }
+  SDP_CHECK(false, "unit kind");
+}
+
+Window::Slot* Window::Find(const Visit& visit) {
+  for (Slot& slot : SlotsFor(visit.unit)) {
+    if (slot.unit == visit.unit && slot.step == visit.step) return &slot;
+  }
+  return nullptr;
+}
+
+absl::Status Window::Advance(std::span<const Visit> upcoming) {
+  for (size_t i = 0; i < upcoming.size(); ++i) {
+    if (Find(upcoming[i]) != nullptr) continue;
+    Slot* taken = nullptr;
+    for (Slot& slot : SlotsFor(upcoming[i].unit)) {
+      const bool wanted_sooner =
+          slot.held ||
+          std::any_of(upcoming.begin(), upcoming.begin() + i,
+                      [&](const Visit& visit) {
+                        return slot.unit == visit.unit &&
+                               slot.step == visit.step;
+                      });
+      if (!wanted_sooner &&
+          (taken == nullptr || slot.released < taken->released)) {
+        taken = &slot;
+      }
+    }
+    if (taken == nullptr) {
+      SDP_CHECK(i > 0, "no slot for the next visit");
+      return absl::OkStatus();
+    }
+    SDP_RETURN_IF_ERROR(Deliver(upcoming[i], *taken));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
+  device::Device& device = *in_.device;
+  const model::Unit& unit = in_.layout->units[visit.unit];
+  slot.unit = visit.unit;
+  slot.step = visit.step;
+  SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.param_version(visit.unit),
+                                      visit.step, *stream_));
+  SDP_RETURN_IF_ERROR(device.Wait(*slot.free, *stream_));
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliver, visit.step, *stream_));
+  const bool sharded =
+      in_.collective != nullptr &&
+      in_.plan->routes(unit.kind).params == policy::ParamRoute::kSharded;
+  const uint64_t shard =
+      sharded ? policy::ShardElements(unit.count, in_.plan->ranks) : unit.count;
+  const uint64_t begin = std::min(shard * (sharded ? in_.rank : 0), unit.count);
+  const uint64_t end = std::min(begin + shard, unit.count);
+  const bf16* source = in_.params->at<bf16>(0) + unit.plane_offset;
+  const uint64_t chunk = in_.plan->h2d_chunk_bytes / sizeof(bf16);
+  for (uint64_t at = begin; at < end; at += chunk) {
+    const uint64_t count = std::min(chunk, end - at);
+    SDP_RETURN_IF_ERROR(device.Copy(slot.data + at, source + at,
+                                    count * sizeof(bf16), *stream_));
+  }
+  if (sharded) {
+    SDP_RETURN_IF_ERROR(in_.collective->AllGather(
+        slot.data, shard * sizeof(bf16), *stream_));
+  }
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliver, visit.step, *stream_));
+  return device.Record(*slot.ready, *stream_);
+}
+
+absl::StatusOr<const bf16*> Window::Use(const Visit& visit,
+                                        device::Stream& compute) {
+  Slot* slot = Find(visit);
+  SDP_CHECK(slot != nullptr, "unit used before its delivery was begun");
+  slot->held = true;
+  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot->ready, compute));
+  return slot->data;
+}
+
+absl::Status Window::Release(const Visit& visit, device::Stream& compute) {
+  Slot* slot = Find(visit);
+  SDP_CHECK(slot != nullptr && slot->held, "release of a unit not in use");
+  slot->held = false;
+  slot->released = ++releases_;
+  return in_.device->Record(*slot->free, compute);
+}
+
+}  // namespace slidedp::step
