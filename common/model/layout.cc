@@ -204,7 +204,7 @@ StateLayout MakeStateLayout(const ModelConfig& config) {
   if (!config.tied) {
     UnitBuilder head(UnitKind::kHead, -1, "");
     head.Group({final_norm});
-    head.Group({{Role::kHead, "lm_head.weight", {config.vocab, h}}});
+    head.Group({{Role::kHead, kHeadName, {config.vocab, h}}});
     append(std::move(head));
   }
 

@@ -22,6 +22,9 @@ enum class Role {
   kO, kPostNorm, kGate, kUp, kDown, kFinalNorm, kHead,
 };
 
+// The head's weight, in a file; a tied model's file may hold it too.
+inline constexpr char kHeadName[] = "lm_head.weight";
+
 struct Tensor {
   std::string name;  // as in a Hugging Face file
   Role role;
