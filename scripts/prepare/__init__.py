@@ -1,0 +1,1 @@
+"""Turns text, chats and instructions into a SlideDP token dataset."""
