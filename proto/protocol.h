@@ -1,0 +1,9 @@
+// The version of what control.proto describes. slidedpctl, slidedp-worker and
+// slidedpd of one release have the same; a daemon refuses a worker of another.
+#pragma once
+
+#include <cstdint>
+
+namespace slidedp {
+inline constexpr uint32_t kProtocolVersion = 1;
+}  // namespace slidedp
