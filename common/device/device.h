@@ -1,10 +1,12 @@
 // Memory and ordered work on one accelerator, or on the CPU acting as one.
 //
 // Work is enqueued on a Stream and runs in order within it; streams are
-// concurrent. An enqueued operation's failure surfaces at the next
-// Synchronize of its stream or at Device::status(). Pointers are borrowed until
-// the stream has passed. All methods may be called from any thread, but one
-// Stream takes work from one thread at a time.
+// concurrent. The first failure of an enqueued operation stays with its stream:
+// what follows is skipped, Record excepted, and Synchronize returns the error.
+// A stream that waits for an event recorded by a failed or destroyed stream
+// fails too, so nothing that depends on a failure is ever published. Pointers
+// are borrowed until the stream has passed. All methods may be called from any
+// thread, but one Stream takes work from one thread at a time.
 //
 // A stream holds a bounded number of pending commands (about a thousand);
 // enqueueing beyond that blocks. Callers therefore enqueue in dependency order
@@ -91,10 +93,11 @@ class Device {
   virtual std::string description() const = 0;
 
   // `name` appears in the out-of-memory message, with the bytes asked for and
-  // those already allocated. Contents are zero.
+  // those already allocated. Contents are zero. At least page-aligned; 0 bytes
+  // is an empty Buffer.
   virtual absl::StatusOr<Buffer> Allocate(absl::string_view name, size_t bytes,
                                           Memory where) = 0;
-  // Bytes handed out by Allocate and not freed, and their highest value.
+  // Bytes handed out by Allocate and not freed.
   virtual size_t allocated_bytes() const = 0;
 
   virtual absl::StatusOr<std::unique_ptr<HostRegistration>> RegisterHost(
@@ -109,8 +112,8 @@ class Device {
                             Stream& stream) = 0;
   virtual absl::Status FillZero(void* dst, size_t bytes, Stream& stream) = 0;
   virtual absl::Status Record(Event& event, Stream& stream) = 0;
-  // The stream waits for the event's latest Record; an event never recorded
-  // holds nothing up.
+  // The stream waits for the event's latest Record at the time of this call; an
+  // event never recorded holds nothing up.
   virtual absl::Status Wait(Event& event, Stream& stream) = 0;
   // The stream waits until *word >= at_least (acquire). The word may be in
   // memory that this process maps read-only.
@@ -120,7 +123,8 @@ class Device {
   virtual absl::Status WriteWord(std::atomic<uint64_t>* word, uint64_t value,
                                  Stream& stream) = 0;
 
-  // The calling thread waits. Returns the first error of any enqueued work.
+  // The calling thread waits for what is enqueued so far, or for the event's
+  // latest Record. Returns the first error of the stream.
   virtual absl::Status Synchronize(Stream& stream) = 0;
   virtual absl::Status Synchronize(Event& event) = 0;
   // MonotonicNs at which the event's latest Record was passed. The event must
@@ -138,5 +142,8 @@ std::unique_ptr<Device> NewCpuDevice(const CpuOptions& options);
 // a CPU device.
 absl::Status EnqueueOnCpu(Stream& stream,
                           std::function<absl::Status()> command);
+// Called from within such a command: true once the stream is being destroyed. A
+// command that may wait long polls it and returns CancelledError.
+bool CpuStreamIsClosing();
 
 }  // namespace slidedp::device
