@@ -16,9 +16,10 @@ class OutputFolder {
  public:
   // Makes "PARENT/.NAME.tmp-TAG", copies config.json, generation config,
   // tokenizer, chat template and licence files from `source_folder`, and lays
-  // out every shard at full size (fallocate: a full disk shows here): header and
-  // tensors that are not trained are copied. `path` must not exist or be an
-  // empty folder.
+  // out every shard at full size (fallocate: a full disk shows here): header
+  // and tensors that are not trained are copied. `path` must not exist or be an
+  // empty folder. A temporary folder that a killed process left under the same
+  // tag is replaced; one that a living process holds is an error.
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Create(
       const std::string& path, const std::string& source_folder,
       const TensorSource& source, const StateLayout& layout,
@@ -35,9 +36,15 @@ class OutputFolder {
 
  private:
   OutputFolder() = default;
-  std::string path_, temporary_, source_folder_;
+  absl::Status MakeTemporary();
+  absl::Status LayOutShards(const TensorSource& source,
+                            const StateLayout& layout);
+
+  std::string path_, temporary_;
+  UniqueFd folder_;  // the temporary folder, flocked while we live
   std::vector<std::string> names_;
   std::vector<UniqueFd> files_;
+  std::string index_;  // bytes of the source's index; empty: one file
   bool committed_ = false;
 };
 
