@@ -34,7 +34,8 @@ class Collective {
   virtual absl::Status Reduce(void* data, size_t count, DType dtype, int root,
                               device::Stream& stream) = 0;
   // `data` holds world_size() shards of `shard_count`; the sum of shard rank()
-  // replaces that shard of `data` in place; the other shards are then undefined.
+  // replaces that shard of `data` in place; the other shards are then
+  // undefined.
   virtual absl::Status ReduceScatter(void* data, size_t shard_count,
                                      DType dtype, device::Stream& stream) = 0;
   // Shard rank() of `data` (world_size() shards of `shard_bytes`) is sent, the

@@ -2,19 +2,28 @@
 // expression, so that planning needs no device.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 #include "common/base/units.h"
 
 namespace slidedp::collective {
 
+// One staging buffer: whole cache lines, at least one for each rank.
+constexpr size_t ExchangeBufferBytes(int world_size,
+                                     size_t staging_bytes_per_rank) {
+  return std::max<size_t>(AlignUp(staging_bytes_per_rank, kCacheLineBytes),
+                          kCacheLineBytes * static_cast<size_t>(world_size));
+}
+
 // A header, one line of words per rank, and two staging buffers of
-// `staging_bytes_per_rank` for each rank.
+// `staging_bytes_per_rank` for each rank; whole pages.
 constexpr size_t ExchangeBytes(int world_size, size_t staging_bytes_per_rank) {
-  return AlignUp(kCacheLineBytes * (1 + 4 * static_cast<size_t>(world_size)) +
-                     2 * world_size *
-                         AlignUp(staging_bytes_per_rank, kCacheLineBytes),
-                 kPageBytes);
+  const size_t ranks = static_cast<size_t>(world_size);
+  return AlignUp(
+      kCacheLineBytes * (1 + ranks) +
+          2 * ranks * ExchangeBufferBytes(world_size, staging_bytes_per_rank),
+      kPageBytes);
 }
 
 }  // namespace slidedp::collective
