@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/status.h"
 #include "common/base/units.h"
 
 namespace slidedp::policy {

@@ -1,0 +1,40 @@
+// A job inside one process: the real host state, update engine, collectives and
+// trainers (a thread per rank), without daemon, sockets or processes. What
+// property tests, the thread sanitizer and the golden probe run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "hostd/store/host_state.h"
+#include "hostd/update/engine.h"
+#include "policy/plan.h"
+#include "worker/step/trainer.h"
+
+namespace slidedp::testing {
+
+struct LocalJobOptions {
+  std::string model;  // folder
+  std::string data;   // dataset file
+  policy::Problem problem;  // its config is filled in from `model`
+  hostd::UpdateConfig update;
+  uint64_t steps = 1;
+  uint64_t seed = 0;
+  // Of rank 0.
+  step::Hooks hooks;
+  // Run the update engine. Without it, only one step can be run.
+  bool apply_updates = true;
+};
+
+struct LocalJobResult {
+  policy::Plan plan;
+  model::StateLayout layout;
+  std::vector<hostd::StepResult> steps;
+  // Master weights, StateLayout::plane_elements long.
+  std::vector<float> master;
+};
+
+absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options);
+
+}  // namespace slidedp::testing
