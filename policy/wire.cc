@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 
 namespace slidedp::policy {
 namespace {
