@@ -1,0 +1,248 @@
+#include "hostd/daemon/spec_check.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/base/units.h"
+#include "policy/wire.h"
+
+namespace slidedp::hostd {
+namespace {
+
+constexpr absl::string_view kWhere = "job spec";
+constexpr size_t kMaxNameBytes = 128;
+constexpr size_t kMaxPathBytes = 4096;
+constexpr size_t kMaxConfigBytes = 1 << 20;
+constexpr uint64_t kMaxRanks = 64;
+constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
+constexpr uint64_t kMaxBatchSize = uint64_t{1} << 20;
+constexpr uint64_t kMaxSteps = 1'000'000'000;
+constexpr uint64_t kMaxDatasetTokens = uint64_t{1} << 48;
+// Chunks of all ranks in one step: what the schedule may take of our memory.
+constexpr uint64_t kMaxChunksPerStep = uint64_t{1} << 20;
+
+absl::Status Bad(absl::string_view field, absl::string_view value,
+                 absl::string_view problem, absl::string_view remedy) {
+  return InvalidInput(kWhere, field, value, problem, remedy);
+}
+
+absl::Status CheckCount(absl::string_view field, uint64_t value,
+                        uint64_t least, uint64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return Bad(field, absl::StrCat(value), "out of range",
+             absl::StrCat("choose ", least, " to ", most));
+}
+
+// NaN is outside of every range. The upper end is included; the lower one
+// unless `positive`.
+absl::Status CheckNumber(absl::string_view field, double value, double least,
+                         double most, bool positive = false) {
+  if (value >= least && value <= most && !(positive && value == least)) {
+    return absl::OkStatus();
+  }
+  return Bad(field, absl::StrCat(value), "out of range",
+             absl::StrCat("choose a number ", positive ? "above " : "from ",
+                          least, " up to ", most));
+}
+
+absl::Status CheckText(absl::string_view field, absl::string_view text,
+                       size_t max_bytes) {
+  if (text.empty()) return Bad(field, "", "missing", "set it");
+  if (text.size() > max_bytes) {
+    return Bad(field, text, "too long",
+               absl::StrCat("use at most ", max_bytes, " bytes"));
+  }
+  for (char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      return Bad(field, text, "holds a control character", "leave it out");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPath(absl::string_view field, absl::string_view path) {
+  SDP_RETURN_IF_ERROR(CheckText(field, path, kMaxPathBytes));
+  if (path[0] != '/') {
+    return Bad(field, path, "not an absolute path", "let slidedpctl submit it");
+  }
+  return absl::OkStatus();
+}
+
+// The name of the message that has a field which this release does not know.
+std::string UnknownFieldIn(const google::protobuf::Message& message,
+                           const std::string& name) {
+  const google::protobuf::Reflection* reflection = message.GetReflection();
+  if (!reflection->GetUnknownFields(message).empty()) return name;
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection->ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    if (field->cpp_type() !=
+            google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE ||
+        field->is_repeated()) {
+      continue;
+    }
+    std::string inner =
+        UnknownFieldIn(reflection->GetMessage(message, field), field->name());
+    if (!inner.empty()) return inner;
+  }
+  return "";
+}
+
+absl::Status CheckEnum(absl::string_view field, int value, bool known) {
+  if (known) return absl::OkStatus();
+  return Bad(field, absl::StrCat(value), "unknown",
+             "slidedpctl and slidedpd must be of one release");
+}
+
+absl::Status CheckEnums(const v1::JobSpec& spec) {
+  SDP_RETURN_IF_ERROR(CheckEnum("device", spec.device(),
+                                v1::DeviceKind_IsValid(spec.device())));
+  SDP_RETURN_IF_ERROR(CheckEnum("launch", spec.launch(),
+                                v1::LaunchKind_IsValid(spec.launch())));
+  SDP_RETURN_IF_ERROR(
+      CheckEnum("schedule.kind", spec.schedule().kind(),
+                v1::ScheduleKind_IsValid(spec.schedule().kind())));
+  const v1::Routes& routes = spec.routes();
+  SDP_RETURN_IF_ERROR(CheckEnum("routes.params", routes.params(),
+                                v1::ParamRoute_IsValid(routes.params())));
+  SDP_RETURN_IF_ERROR(CheckEnum("routes.grads", routes.grads(),
+                                v1::GradRoute_IsValid(routes.grads())));
+  SDP_RETURN_IF_ERROR(CheckEnum("routes.reduce", routes.reduce(),
+                                v1::ReduceDtype_IsValid(routes.reduce())));
+  if (spec.device() == v1::DEVICE_KIND_CUDA) {
+    return Bad("device", "cuda", "this release computes on the CPU only",
+               "set device: cpu or auto");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTraining(const v1::JobSpec& spec) {
+  const v1::Optimizer& optimizer = spec.optimizer();
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("optimizer.lr", optimizer.lr(), 0, 10, true));
+  constexpr double kBelowOne = 1 - 1e-12;
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("optimizer.beta1", optimizer.beta1(), 0, kBelowOne));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("optimizer.beta2", optimizer.beta2(), 0, kBelowOne));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("optimizer.eps", optimizer.eps(), 0, 1, true));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("optimizer.weight_decay", optimizer.weight_decay(), 0, 10));
+  SDP_RETURN_IF_ERROR(CheckCount("schedule.warmup_steps",
+                                 spec.schedule().warmup_steps(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(CheckNumber("schedule.min_lr_ratio",
+                                  spec.schedule().min_lr_ratio(), 0, 1));
+  if (spec.has_max_grad_norm()) {
+    SDP_RETURN_IF_ERROR(
+        CheckNumber("max_grad_norm", spec.max_grad_norm(), 0, 1e30, true));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDataset(const v1::JobSpec& spec) {
+  SDP_RETURN_IF_ERROR(CheckCount("dataset_sequences", spec.dataset_sequences(),
+                                 1, kMaxDatasetTokens));
+  SDP_RETURN_IF_ERROR(CheckCount("dataset_tokens", spec.dataset_tokens(), 1,
+                                 kMaxDatasetTokens));
+  if (spec.dataset_valid_tokens() == 0) {
+    return Bad("dataset_valid_tokens", "0",
+               absl::StrCat("no token of ", spec.data(), " counts in the loss"),
+               "look at the samples that slidedp-prepare prints");
+  }
+  return CheckCount("dataset_valid_tokens", spec.dataset_valid_tokens(), 1,
+                    spec.dataset_tokens());
+}
+
+}  // namespace
+
+absl::Status CheckFields(const v1::JobSpec& spec) {
+  SDP_RETURN_IF_ERROR(CheckCount("version", spec.version(), 1, 1));
+  if (std::string message = UnknownFieldIn(spec, "the spec");
+      !message.empty()) {
+    return Bad(message, "", "holds a field that this slidedpd does not know",
+               "slidedpctl and slidedpd must be of one release");
+  }
+  SDP_RETURN_IF_ERROR(CheckText("name", spec.name(), kMaxNameBytes));
+  SDP_RETURN_IF_ERROR(CheckPath("model", spec.model()));
+  SDP_RETURN_IF_ERROR(CheckPath("data", spec.data()));
+  SDP_RETURN_IF_ERROR(CheckPath("output", spec.output()));
+  if (spec.output() == spec.model()) {
+    return Bad("output", spec.output(), "is the model's own folder",
+               "name a folder that does not exist yet");
+  }
+  SDP_RETURN_IF_ERROR(CheckCount("ranks", spec.ranks(), 1, kMaxRanks));
+  SDP_RETURN_IF_ERROR(CheckCount("sequence_length", spec.sequence_length(), 1,
+                                 kMaxSequenceLength));
+  SDP_RETURN_IF_ERROR(
+      CheckCount("batch_size", spec.batch_size(), 1, kMaxBatchSize));
+  SDP_RETURN_IF_ERROR(CheckCount("micro_batch_size", spec.micro_batch_size(), 1,
+                                 spec.batch_size()));
+  SDP_RETURN_IF_ERROR(CheckCount("steps", spec.steps(), 1, kMaxSteps));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("epochs", spec.epochs(), 0, static_cast<double>(kMaxSteps)));
+  SDP_RETURN_IF_ERROR(CheckEnums(spec));
+  SDP_RETURN_IF_ERROR(CheckTraining(spec));
+  SDP_RETURN_IF_ERROR(CheckDataset(spec));
+  if (spec.model_config_json().empty() ||
+      spec.model_config_json().size() > kMaxConfigBytes) {
+    return Bad("model_config_json",
+               absl::StrCat(spec.model_config_json().size(), " bytes"),
+               "not the size of a config.json",
+               absl::StrCat("use 1 to ", kMaxConfigBytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckedSpec> CheckSpec(const v1::JobSpec& spec,
+                                      const HostFacts& facts) {
+  SDP_RETURN_IF_ERROR(CheckFields(spec));
+  CheckedSpec checked;
+  SDP_ASSIGN_OR_RETURN(
+      checked.config,
+      model::ParseModelConfig(spec.model_config_json(),
+                              absl::StrCat(spec.model(), "/config.json")));
+  SDP_ASSIGN_OR_RETURN(
+      checked.problem,
+      policy::ProblemOf(spec, checked.config, policy::DeviceKind::kCpu,
+                        /*peer_access=*/true, facts.logical_cpus));
+  if (checked.problem.update_threads == 0) {
+    checked.problem.update_threads = facts.update_threads;
+  }
+  SDP_ASSIGN_OR_RETURN(checked.plan, policy::MakePlan(checked.problem));
+  checked.layout = model::MakeStateLayout(checked.config);
+
+  uint64_t chunks = 0;
+  for (const model::Unit& unit : checked.layout.units) {
+    chunks += CeilDiv(unit.count * 2, checked.plan.d2h_chunk_bytes) + 1;
+  }
+  if (chunks > kMaxChunksPerStep / spec.ranks()) {
+    return Bad("tuning.d2h_chunk_bytes",
+               absl::StrCat(checked.plan.d2h_chunk_bytes),
+               absl::StrCat("cuts a step into ", chunks, " chunks per rank"),
+               "choose larger chunks, or leave it out");
+  }
+  return checked;
+}
+
+absl::StatusOr<policy::Plan> FallbackPlan(const CheckedSpec& checked,
+                                          const policy::Plan& refused) {
+  const policy::Problem& asked = checked.problem;
+  if (asked.params && asked.grads) {
+    return absl::NotFoundError("the job fixes its routes");
+  }
+  policy::Problem problem = asked;
+  if (!problem.params) problem.params = policy::ParamRoute::kFull;
+  if (!problem.grads) {
+    problem.grads = problem.ranks > 1 ? policy::GradRoute::kCpu
+                                      : policy::GradRoute::kGpuRoot;
+  }
+  SDP_ASSIGN_OR_RETURN(policy::Plan plan, policy::MakePlan(problem));
+  if (policy::PlanHash(plan) == policy::PlanHash(refused)) {
+    return absl::NotFoundError("there is no plan with fewer demands");
+  }
+  return plan;
+}
+
+}  // namespace slidedp::hostd
