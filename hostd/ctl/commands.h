@@ -1,0 +1,80 @@
+// The verbs of slidedpctl, one function each, over parsed options.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hostd/ctl/client.h"
+#include "hostd/ctl/environment.h"
+#include "hostd/ctl/exit_codes.h"
+
+namespace slidedp::ctl {
+
+enum class Output { kTable, kWide, kJson, kName };
+
+// What every verb has.
+struct Context {
+  const Environment& environment;
+  Output output = Output::kTable;
+  bool headers = true;
+  bool color = false;       // on stdout
+  std::string socket = {};  // resolved; empty: see socket_error
+  absl::Status socket_error = absl::OkStatus();
+
+  std::ostream& out() const { return *environment.out; }
+  // "slidedpctl: ..." on stderr; returns `code`.
+  ExitCode Fail(ExitCode code, absl::string_view message) const;
+  ExitCode FailCall(const absl::Status& status) const;
+  bool json() const { return output == Output::kJson; }
+};
+
+struct SubmitOptions {
+  std::string file;  // "-": standard input
+  std::vector<std::string> sets;
+  bool wait = false;
+  bool follow = false;
+  bool dry_run = false;
+  bool print_defaults = false;
+  double timeout_s = 0;  // 0: none
+};
+ExitCode Submit(const Context& context, const SubmitOptions& options);
+
+struct StatusOptions {
+  uint64_t id = 0;  // 0: all
+  bool ended = false;
+  bool watch = false;
+};
+ExitCode Status(const Context& context, const StatusOptions& options);
+
+ExitCode Show(const Context& context, uint64_t id);
+ExitCode Watch(const Context& context, uint64_t id, uint64_t from_step);
+
+struct LogsOptions {
+  uint64_t id = 0;
+  bool follow = false;
+  uint32_t tail = 0;
+  int rank = -1;
+};
+ExitCode Logs(const Context& context, const LogsOptions& options);
+
+struct CancelOptions {
+  std::vector<uint64_t> ids;
+  bool wait = false;
+  double timeout_s = 0;
+};
+ExitCode Cancel(const Context& context, const CancelOptions& options);
+
+ExitCode Drain(const Context& context, const std::string& reason);
+ExitCode Undrain(const Context& context);
+
+struct EstimateOptions {
+  std::string model;
+  std::vector<std::string> sets;
+};
+ExitCode EstimateModel(const Context& context, const EstimateOptions& options);
+
+ExitCode Doctor(const Context& context);
+ExitCode Version(const Context& context);
+
+}  // namespace slidedp::ctl

@@ -1,0 +1,30 @@
+// What a job would take, to the byte, from the model's config alone.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "hostd/ctl/json_form.h"
+#include "hostd/ctl/resolve.h"
+
+namespace slidedp::ctl {
+
+struct Estimate {
+  std::string model;  // folder
+  uint64_t parameters = 0;
+  v1::JobSpec spec;
+  PlannedBytes bytes;
+};
+
+// `spec` has the sizes; its sequence_length may be 0. No weights are opened.
+absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
+                                      v1::JobSpec spec, int logical_cpus);
+
+Json JsonEstimate(const Estimate& estimate);
+// Table of segments and buffers; `wide` also shows the small buffers one by
+// one.
+void PrintEstimate(const Estimate& estimate, bool headers, bool wide,
+                   bool color, std::ostream& out);
+
+}  // namespace slidedp::ctl

@@ -1,0 +1,237 @@
+#include "hostd/ctl/job_fields.h"
+
+#include <limits>
+#include <utility>
+
+namespace slidedp::ctl {
+namespace {
+
+using Read =
+    std::function<std::optional<Problem>(const YamlNode&, v1::JobSpec&)>;
+
+constexpr size_t kMaxNameBytes = 64;
+constexpr size_t kMaxPathBytes = 4096;
+constexpr uint64_t kMaxRanks = 64;
+constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 24;
+constexpr uint64_t kMaxBatch = uint64_t{1} << 24;
+constexpr uint64_t kMaxSteps = uint64_t{1} << 40;
+constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
+constexpr uint64_t kMaxThreads = 4096;
+
+bool IsNull(const YamlNode& node) { return node.kind == YamlNode::Kind::kNull; }
+
+// `null_is_unset`: null leaves the field to a default found later.
+template <typename Set>
+Read Integer(uint64_t low, uint64_t high, std::string example, Set set,
+             bool null_is_unset = false) {
+  return
+      [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
+        if (null_is_unset && IsNull(node)) {
+          set(spec, 0);
+          return std::nullopt;
+        }
+        uint64_t value = 0;
+        if (auto problem = ReadInteger(node, low, high, example, value)) {
+          return problem;
+        }
+        set(spec, value);
+        return std::nullopt;
+      };
+}
+
+template <typename Set>
+Read Real(RealRange range, std::string example, Set set) {
+  return
+      [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
+        double value = 0;
+        if (auto problem = ReadReal(node, range, example, value))
+          return problem;
+        set(spec, value);
+        return std::nullopt;
+      };
+}
+
+// `words` and the enum's values stand in the same order.
+template <typename Enum, typename Set>
+Read Word(std::vector<std::pair<std::string, Enum>> choices, Set set) {
+  std::vector<std::string> words;
+  for (const auto& choice : choices) words.push_back(choice.first);
+  return
+      [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
+        size_t index = 0;
+        if (auto problem = ReadWord(node, words, index)) return problem;
+        set(spec, choices[index].second);
+        return std::nullopt;
+      };
+}
+
+template <typename Set>
+Read Path(Set set) {
+  return [=](const YamlNode& node,
+             v1::JobSpec& spec) -> std::optional<Problem> {
+    std::string path;
+    if (auto problem = ReadText(node, kMaxPathBytes, path)) return problem;
+    if (path[0] == '~') {
+      return Problem{"~ is not expanded in a job file", "write the folder out"};
+    }
+    set(spec, std::move(path));
+    return std::nullopt;
+  };
+}
+
+std::optional<Problem> ReadName(const YamlNode& node, v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.clear_name();
+    return std::nullopt;
+  }
+  std::string name;
+  if (auto problem = ReadText(node, kMaxNameBytes, name)) return problem;
+  for (char c : name) {
+    bool fits = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    if (!fits) {
+      return Problem{"holds a character that a job name may not have",
+                     "use letters, digits, '.', '_' and '-'"};
+    }
+  }
+  spec.set_name(std::move(name));
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadMaxGradNorm(const YamlNode& node,
+                                       v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.clear_max_grad_norm();
+    return std::nullopt;
+  }
+  double value = 0;
+  if (auto problem = ReadReal(node, {0, 1e30, true}, "1.0", value)) {
+    problem->remedy += ", or null for no clipping";
+    return problem;
+  }
+  spec.set_max_grad_norm(value);
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadEpochs(const YamlNode& node, v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.clear_epochs();
+    return std::nullopt;
+  }
+  double value = 0;
+  if (auto problem = ReadReal(node, {0, 1e6, true}, "3", value)) return problem;
+  spec.set_epochs(value);
+  return std::nullopt;
+}
+
+#define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
+#define SDP_SET_IN(group, call) \
+  [](v1::JobSpec& spec, auto value) { spec.mutable_##group()->call(value); }
+
+std::vector<JobField> MakeFields() {
+  constexpr uint64_t kAny64 = std::numeric_limits<uint64_t>::max();
+  return {
+      {"name", "null", "null: the job file's name", ReadName},
+      {"model", "/path/to/model", "Hugging Face model folder; required",
+       Path(SDP_SET(set_model))},
+      {"data", "/path/to/data.safetensors",
+       "dataset made by slidedp-prepare; required", Path(SDP_SET(set_data))},
+      {"output", "/path/to/output",
+       "folder for the trained model: absent or empty; required",
+       Path(SDP_SET(set_output))},
+      {"ranks", "1", "workers, one device each",
+       Integer(1, kMaxRanks, "2", SDP_SET(set_ranks))},
+      {"device", "auto", "auto, cpu, cuda",
+       Word<v1::DeviceKind>({{"auto", v1::DEVICE_KIND_AUTO},
+                             {"cpu", v1::DEVICE_KIND_CPU},
+                             {"cuda", v1::DEVICE_KIND_CUDA}},
+                            SDP_SET(set_device))},
+      {"sequence_length", "null",
+       "tokens; null: 1024, or the model's longest if that is less",
+       Integer(2, kMaxSequenceLength, "1024", SDP_SET(set_sequence_length),
+               true)},
+      {"batch_size", "8", "sequences a step, all ranks together",
+       Integer(1, kMaxBatch, "8", SDP_SET(set_batch_size))},
+      {"micro_batch_size", "1", "sequences that a rank computes at once",
+       Integer(1, kMaxBatch, "1", SDP_SET(set_micro_batch_size))},
+      {"steps", "null", "optimizer steps; this or epochs",
+       Integer(1, kMaxSteps, "100", SDP_SET(set_steps), true)},
+      {"epochs", "3", "passes over the data", ReadEpochs},
+      {"optimizer.lr", "5e-5", "peak learning rate",
+       Real({0, 100}, "5e-5", SDP_SET_IN(optimizer, set_lr))},
+      {"optimizer.beta1", "0.9", "",
+       Real({0, 1, false, true}, "0.9", SDP_SET_IN(optimizer, set_beta1))},
+      {"optimizer.beta2", "0.999", "",
+       Real({0, 1, false, true}, "0.999", SDP_SET_IN(optimizer, set_beta2))},
+      {"optimizer.eps", "1e-8", "",
+       Real({1e-30, 1}, "1e-8", SDP_SET_IN(optimizer, set_eps))},
+      {"optimizer.weight_decay", "0.0", "not applied to norms and biases",
+       Real({0, 100}, "0.01", SDP_SET_IN(optimizer, set_weight_decay))},
+      {"schedule.kind", "linear", "linear, constant, cosine",
+       Word<v1::ScheduleKind>({{"linear", v1::SCHEDULE_KIND_LINEAR},
+                               {"constant", v1::SCHEDULE_KIND_CONSTANT},
+                               {"cosine", v1::SCHEDULE_KIND_COSINE}},
+                              SDP_SET_IN(schedule, set_kind))},
+      {"schedule.warmup_steps", "0", "",
+       Integer(0, kMaxSteps, "100", SDP_SET_IN(schedule, set_warmup_steps))},
+      {"schedule.min_lr_ratio", "0.0", "cosine only: floor / peak",
+       Real({0, 1}, "0.1", SDP_SET_IN(schedule, set_min_lr_ratio))},
+      {"max_grad_norm", "1.0", "null: no clipping, updates during backward",
+       ReadMaxGradNorm},
+      {"seed", "42", "of the data order",
+       Integer(0, kAny64, "42", SDP_SET(set_seed))},
+      {"routes.params", "auto", "auto, full, sharded",
+       Word<v1::ParamRoute>({{"auto", v1::PARAM_ROUTE_UNSPECIFIED},
+                             {"full", v1::PARAM_ROUTE_FULL},
+                             {"sharded", v1::PARAM_ROUTE_SHARDED}},
+                            SDP_SET_IN(routes, set_params))},
+      {"routes.grads", "auto", "auto, gpu_root, gpu_sharded, cpu",
+       Word<v1::GradRoute>({{"auto", v1::GRAD_ROUTE_UNSPECIFIED},
+                            {"gpu_root", v1::GRAD_ROUTE_GPU_ROOT},
+                            {"gpu_sharded", v1::GRAD_ROUTE_GPU_SHARDED},
+                            {"cpu", v1::GRAD_ROUTE_CPU}},
+                           SDP_SET_IN(routes, set_grads))},
+      {"routes.reduce", "auto", "auto, fp32, bf16",
+       Word<v1::ReduceDtype>({{"auto", v1::REDUCE_DTYPE_UNSPECIFIED},
+                              {"fp32", v1::REDUCE_DTYPE_FP32},
+                              {"bf16", v1::REDUCE_DTYPE_BF16}},
+                             SDP_SET_IN(routes, set_reduce))},
+      {"tuning.h2d_chunk_bytes", "0", "0: policy chooses, here and below",
+       Integer(0, kMaxChunkBytes, "4194304",
+               SDP_SET_IN(tuning, set_h2d_chunk_bytes))},
+      {"tuning.d2h_chunk_bytes", "0", "",
+       Integer(0, kMaxChunkBytes, "4194304",
+               SDP_SET_IN(tuning, set_d2h_chunk_bytes))},
+      {"tuning.window_slots", "0", "decoder layers held on the device",
+       Integer(0, 65536, "2", SDP_SET_IN(tuning, set_window_slots))},
+      {"tuning.grad_slots", "0", "layer gradients held on the device",
+       Integer(0, 65536, "2", SDP_SET_IN(tuning, set_grad_slots))},
+      {"tuning.ring_chunks", "0", "gradient ring per rank, without clipping",
+       Integer(0, uint64_t{1} << 30, "16",
+               SDP_SET_IN(tuning, set_ring_chunks))},
+      {"tuning.head_chunk_tokens", "0", "tokens whose logits exist at once",
+       Integer(0, kMaxSequenceLength, "256",
+               SDP_SET_IN(tuning, set_head_chunk_tokens))},
+      {"tuning.compute_threads", "0", "of each CPU rank",
+       Integer(0, kMaxThreads, "2", SDP_SET_IN(tuning, set_compute_threads))},
+      {"tuning.update_threads", "0", "of the daemon, for this job",
+       Integer(0, kMaxThreads, "2", SDP_SET_IN(tuning, set_update_threads))},
+      {"launch", "daemon",
+       "daemon, manual (you start slidedp-worker --job ID --rank R)",
+       Word<v1::LaunchKind>({{"daemon", v1::LAUNCH_KIND_DAEMON},
+                             {"manual", v1::LAUNCH_KIND_MANUAL}},
+                            SDP_SET(set_launch))},
+  };
+}
+
+#undef SDP_SET
+#undef SDP_SET_IN
+
+}  // namespace
+
+const std::vector<JobField>& JobFields() {
+  static const std::vector<JobField> fields = MakeFields();
+  return fields;
+}
+
+}  // namespace slidedp::ctl

@@ -1,0 +1,257 @@
+#include "hostd/ctl/json_form.h"
+
+#include <cmath>
+#include <ctime>
+
+#include "absl/strings/str_format.h"
+
+namespace slidedp::ctl {
+
+Json JsonDocument() { return Json{{"api_version", "1"}}; }
+
+std::string ToText(const Json& json) {
+  return json.dump(-1, ' ', /*ensure_ascii=*/false,
+                   Json::error_handler_t::replace);
+}
+
+Json JsonTime(int64_t unix_us) {
+  if (unix_us <= 0) return nullptr;
+  time_t seconds = static_cast<time_t>(unix_us / 1'000'000);
+  std::tm utc = {};
+  if (gmtime_r(&seconds, &utc) == nullptr) return nullptr;
+  return absl::StrFormat("%04d-%02d-%02dT%02d:%02d:%02d.%06dZ",
+                         utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                         utc.tm_hour, utc.tm_min, utc.tm_sec,
+                         static_cast<int>(unix_us % 1'000'000));
+}
+
+Json JsonReal(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+Json JsonJob(const v1::JobInfo& info) {
+  bool has_steps = info.step() > 0;
+  return Json{
+      {"id", info.id()},
+      {"name", info.name()},
+      {"uid", info.uid()},
+      {"user", info.user()},
+      {"state", Word(info.state())},
+      {"reason", info.reason()},
+      {"step", info.step()},
+      {"steps", info.steps()},
+      {"ranks", info.ranks()},
+      {"submitted", JsonTime(info.submitted_us())},
+      {"started", JsonTime(info.started_us())},
+      {"ended", JsonTime(info.ended_us())},
+      {"host_bytes", info.host_bytes()},
+      {"steps_per_second", JsonReal(info.steps_per_second())},
+      {"tokens_per_second", JsonReal(info.tokens_per_second())},
+      {"last_loss", has_steps ? JsonReal(info.last_loss()) : Json(nullptr)},
+      {"client_id", info.client_id()},
+  };
+}
+
+Json JsonStep(const v1::StepRecord& step) {
+  return Json{
+      {"step", step.step()},
+      {"loss", JsonReal(step.loss())},
+      {"grad_norm", JsonReal(step.grad_norm())},
+      {"clip_coefficient", JsonReal(step.clip_coefficient())},
+      {"lr", JsonReal(step.lr())},
+      {"valid_tokens", step.valid_tokens()},
+      {"tokens", step.tokens()},
+      {"seconds", JsonReal(step.seconds())},
+      {"skipped", step.skipped()},
+      {"skip_reason", step.skip_reason()},
+      {"deliver_ns", step.deliver_ns()},
+      {"compute_ns", step.compute_ns()},
+      {"reduce_ns", step.reduce_ns()},
+      {"drain_ns", step.drain_ns()},
+      {"stall_ns", step.stall_ns()},
+      {"update_ns", step.update_ns()},
+  };
+}
+
+namespace {
+
+Json JsonRoutes(const v1::Routes& routes) {
+  return Json{{"params", Word(routes.params())},
+              {"grads", Word(routes.grads())},
+              {"reduce", Word(routes.reduce())}};
+}
+
+}  // namespace
+
+Json JsonSpec(const v1::JobSpec& spec) {
+  const v1::Tuning& tuning = spec.tuning();
+  return Json{
+      {"name", spec.name()},
+      {"model", spec.model()},
+      {"data", spec.data()},
+      {"output", spec.output()},
+      {"ranks", spec.ranks()},
+      {"device", Word(spec.device())},
+      {"sequence_length", spec.sequence_length()},
+      {"batch_size", spec.batch_size()},
+      {"micro_batch_size", spec.micro_batch_size()},
+      {"steps", spec.steps()},
+      {"epochs", spec.epochs() > 0 ? Json(spec.epochs()) : Json(nullptr)},
+      {"optimizer",
+       {{"lr", spec.optimizer().lr()},
+        {"beta1", spec.optimizer().beta1()},
+        {"beta2", spec.optimizer().beta2()},
+        {"eps", spec.optimizer().eps()},
+        {"weight_decay", spec.optimizer().weight_decay()}}},
+      {"schedule",
+       {{"kind", Word(spec.schedule().kind())},
+        {"warmup_steps", spec.schedule().warmup_steps()},
+        {"min_lr_ratio", spec.schedule().min_lr_ratio()}}},
+      {"max_grad_norm",
+       spec.has_max_grad_norm() ? Json(spec.max_grad_norm()) : Json(nullptr)},
+      {"seed", spec.seed()},
+      {"routes", JsonRoutes(spec.routes())},
+      {"tuning",
+       {{"h2d_chunk_bytes", tuning.h2d_chunk_bytes()},
+        {"d2h_chunk_bytes", tuning.d2h_chunk_bytes()},
+        {"window_slots", tuning.window_slots()},
+        {"grad_slots", tuning.grad_slots()},
+        {"ring_chunks", tuning.ring_chunks()},
+        {"head_chunk_tokens", tuning.head_chunk_tokens()},
+        {"compute_threads", tuning.compute_threads()},
+        {"update_threads", tuning.update_threads()}}},
+      {"launch", Word(spec.launch())},
+      {"dataset",
+       {{"sequences", spec.dataset_sequences()},
+        {"tokens", spec.dataset_tokens()},
+        {"valid_tokens", spec.dataset_valid_tokens()}}},
+  };
+}
+
+Json JsonPlan(const v1::Plan& plan) {
+  return Json{
+      {"ranks", plan.ranks()},
+      {"device", Word(plan.device())},
+      {"embedding", JsonRoutes(plan.embedding())},
+      {"decoder", JsonRoutes(plan.decoder())},
+      {"head", JsonRoutes(plan.head())},
+      {"update_mode", Word(plan.update_mode())},
+      {"sequence_length", plan.sequence_length()},
+      {"micro_batch_size", plan.micro_batch_size()},
+      {"micro_batches", plan.micro_batches()},
+      {"h2d_chunk_bytes", plan.h2d_chunk_bytes()},
+      {"d2h_chunk_bytes", plan.d2h_chunk_bytes()},
+      {"window_slots", plan.window_slots()},
+      {"grad_slots", plan.grad_slots()},
+      {"ring_chunks", plan.ring_chunks()},
+      {"head_chunk_tokens", plan.head_chunk_tokens()},
+      {"compute_threads", plan.compute_threads()},
+      {"update_threads", plan.update_threads()},
+  };
+}
+
+Json JsonBytes(const std::vector<policy::NamedBytes>& parts) {
+  Json json = Json::object();
+  for (const policy::NamedBytes& part : parts) json[part.name] = part.bytes;
+  return json;
+}
+
+const char* Word(v1::ParamRoute route) {
+  switch (route) {
+    case v1::PARAM_ROUTE_FULL:
+      return "full";
+    case v1::PARAM_ROUTE_SHARDED:
+      return "sharded";
+    default:
+      return "auto";
+  }
+}
+
+const char* Word(v1::GradRoute route) {
+  switch (route) {
+    case v1::GRAD_ROUTE_GPU_ROOT:
+      return "gpu_root";
+    case v1::GRAD_ROUTE_GPU_SHARDED:
+      return "gpu_sharded";
+    case v1::GRAD_ROUTE_CPU:
+      return "cpu";
+    default:
+      return "auto";
+  }
+}
+
+const char* Word(v1::ReduceDtype dtype) {
+  switch (dtype) {
+    case v1::REDUCE_DTYPE_FP32:
+      return "fp32";
+    case v1::REDUCE_DTYPE_BF16:
+      return "bf16";
+    default:
+      return "auto";
+  }
+}
+
+const char* Word(v1::DeviceKind device) {
+  switch (device) {
+    case v1::DEVICE_KIND_CPU:
+      return "cpu";
+    case v1::DEVICE_KIND_CUDA:
+      return "cuda";
+    default:
+      return "auto";
+  }
+}
+
+const char* Word(v1::ScheduleKind kind) {
+  switch (kind) {
+    case v1::SCHEDULE_KIND_CONSTANT:
+      return "constant";
+    case v1::SCHEDULE_KIND_COSINE:
+      return "cosine";
+    default:
+      return "linear";
+  }
+}
+
+const char* Word(v1::LaunchKind kind) {
+  return kind == v1::LAUNCH_KIND_MANUAL ? "manual" : "daemon";
+}
+
+const char* Word(v1::UpdateMode mode) {
+  switch (mode) {
+    case v1::UPDATE_MODE_EAGER:
+      return "eager";
+    case v1::UPDATE_MODE_DEFERRED:
+      return "deferred";
+    default:
+      return "auto";
+  }
+}
+
+const char* Word(v1::JobState state) {
+  switch (state) {
+    case v1::PENDING:
+      return "PENDING";
+    case v1::CONFIGURING:
+      return "CONFIGURING";
+    case v1::RUNNING:
+      return "RUNNING";
+    case v1::COMPLETING:
+      return "COMPLETING";
+    case v1::COMPLETED:
+      return "COMPLETED";
+    case v1::FAILED:
+      return "FAILED";
+    case v1::CANCELLED:
+      return "CANCELLED";
+    default:
+      return "UNKNOWN";
+  }
+}
+
+bool HasEnded(v1::JobState state) {
+  return state == v1::COMPLETED || state == v1::FAILED ||
+         state == v1::CANCELLED;
+}
+
+}  // namespace slidedp::ctl

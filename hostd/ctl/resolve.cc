@@ -1,0 +1,211 @@
+#include "hostd/ctl/resolve.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/fd.h"
+#include "common/base/status.h"
+#include "common/base/units.h"
+#include "common/model/output.h"
+#include "common/model/source.h"
+#include "policy/wire.h"
+#include "worker/data/dataset.h"
+
+namespace slidedp::ctl {
+namespace {
+
+absl::Status Missing(absl::string_view file, absl::string_view field,
+                     absl::string_view remedy) {
+  return InvalidInput(file, field, "", "is required", remedy);
+}
+
+absl::Status CheckRequired(const v1::JobSpec& spec, absl::string_view file) {
+  if (spec.model().empty()) {
+    return Missing(file, "model", "give a Hugging Face model folder");
+  }
+  if (spec.data().empty()) {
+    return Missing(file, "data", "give a dataset made by slidedp-prepare");
+  }
+  if (spec.output().empty()) {
+    return Missing(file, "output", "give a folder that does not exist yet");
+  }
+  return absl::OkStatus();
+}
+
+// The file's name without its folder and ending, as far as it can be a name.
+std::string NameFromFile(const std::string& file) {
+  std::string stem = std::filesystem::path(file).stem().string();
+  std::string name;
+  for (char c : stem) {
+    bool fits = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+                (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    if (name.size() < 64) name += fits ? c : '-';
+  }
+  return name.empty() || name == "-" ? "job" : name;
+}
+
+void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
+  spec.set_model(AbsolutePath(spec.model(), context.current_folder));
+  spec.set_data(AbsolutePath(spec.data(), context.current_folder));
+  spec.set_output(AbsolutePath(spec.output(), context.current_folder));
+  if (spec.name().empty()) spec.set_name(NameFromFile(context.file));
+}
+
+absl::Status CheckOutput(const v1::JobSpec& spec, absl::string_view file) {
+  namespace fs = std::filesystem;
+  auto inside = [](const fs::path& inner, const fs::path& outer) {
+    auto [o, i] =
+        std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end());
+    return o == outer.end();
+  };
+  if (inside(spec.output(), spec.model())) {
+    return InvalidInput(file, "output", spec.output(),
+                        "lies in the model's own folder",
+                        "give a folder outside it");
+  }
+  return Annotate(model::CheckOutputPath(spec.output()),
+                  absl::StrCat(file, ": output"));
+}
+
+absl::Status ResolveSteps(absl::string_view file, v1::JobSpec& spec) {
+  if (spec.steps() == 0) {
+    if (spec.epochs() == 0) spec.set_epochs(3);
+    uint64_t positions =
+        data::EpochPositions(spec.epochs(), spec.dataset_sequences());
+    spec.set_steps(
+        std::max<uint64_t>(1, CeilDiv(positions, spec.batch_size())));
+  }
+  if (spec.schedule().warmup_steps() > spec.steps()) {
+    return InvalidInput(
+        file, "schedule.warmup_steps",
+        absl::StrCat(spec.schedule().warmup_steps()),
+        absl::StrCat("more than the job's ", spec.steps(), " steps"),
+        "warm up for fewer steps");
+  }
+  return absl::OkStatus();
+}
+
+void AddWarnings(const v1::JobSpec& spec, std::vector<std::string>& warnings) {
+  if (spec.dataset_sequences() < spec.batch_size()) {
+    warnings.push_back(absl::StrCat(
+        "the dataset has ", spec.dataset_sequences(), " sequences of ",
+        spec.sequence_length(), " tokens and batch_size is ", spec.batch_size(),
+        ": every step sees some of them more than once"));
+  }
+  if (spec.batch_size() < spec.ranks() * spec.micro_batch_size()) {
+    warnings.push_back(absl::StrCat(
+        "batch_size ", spec.batch_size(), " is less than ranks x ",
+        "micro_batch_size = ", spec.ranks() * spec.micro_batch_size(),
+        ": some ranks compute on padding only"));
+  }
+}
+
+}  // namespace
+
+std::string AbsolutePath(const std::string& path,
+                         const std::string& current_folder) {
+  namespace fs = std::filesystem;
+  fs::path absolute = (fs::path(current_folder) / path).lexically_normal();
+  std::string text = absolute.string();
+  while (text.size() > 1 && text.back() == '/') text.pop_back();
+  return text;
+}
+
+absl::StatusOr<ModelFacts> ReadModelFacts(const std::string& folder) {
+  std::string file = absl::StrCat(folder, "/config.json");
+  absl::StatusOr<std::string> json = ReadFile(file, kMaxModelConfigBytes);
+  if (!json.ok()) {
+    return Annotate(
+        json.status(),
+        absl::StrCat("model folder ", folder, " has no readable config.json"));
+  }
+  ModelFacts facts;
+  facts.config_json = *std::move(json);
+  SDP_ASSIGN_OR_RETURN(facts.config,
+                       model::ParseModelConfig(facts.config_json, file));
+  facts.layout = model::MakeStateLayout(facts.config);
+  return facts;
+}
+
+uint64_t PlannedBytes::Total(const std::vector<policy::NamedBytes>& parts) {
+  uint64_t total = 0;
+  for (const policy::NamedBytes& part : parts) total += part.bytes;
+  return total;
+}
+
+absl::StatusOr<PlannedBytes> PlanBytes(const v1::JobSpec& spec,
+                                       const ModelFacts& facts,
+                                       int logical_cpus) {
+  policy::DeviceKind device = spec.device() == v1::DEVICE_KIND_CUDA
+                                  ? policy::DeviceKind::kCuda
+                                  : policy::DeviceKind::kCpu;
+  SDP_ASSIGN_OR_RETURN(policy::Problem problem,
+                       policy::ProblemOf(spec, facts.config, device,
+                                         /*peer_access=*/true, logical_cpus));
+  PlannedBytes bytes;
+  SDP_ASSIGN_OR_RETURN(bytes.plan, policy::MakePlan(problem));
+  bytes.host = policy::HostSegments(facts.layout, bytes.plan);
+  bytes.device = policy::DeviceBuffers(facts.config, facts.layout, bytes.plan);
+  return bytes;
+}
+
+absl::Status ResolveSequenceLength(const ModelFacts& facts,
+                                   absl::string_view file, v1::JobSpec& spec) {
+  uint64_t longest = facts.config.max_position;
+  if (spec.sequence_length() == 0) {
+    spec.set_sequence_length(std::min(kDefaultSequenceLength, longest));
+  }
+  if (spec.sequence_length() > longest) {
+    return InvalidInput(file, "sequence_length",
+                        absl::StrCat(spec.sequence_length()),
+                        absl::StrCat("the model takes at most ", longest,
+                                     " positions (max_position_embeddings)"),
+                        absl::StrCat("use ", longest, " or less"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
+                                       const ResolveContext& context) {
+  SDP_RETURN_IF_ERROR(CheckRequired(spec, context.file));
+  ResolvePaths(context, spec);
+  ResolvedJob job;
+  absl::StatusOr<ModelFacts> facts = ReadModelFacts(spec.model());
+  if (!facts.ok()) {
+    return Annotate(facts.status(), absl::StrCat(context.file, ": model"));
+  }
+  job.model = *std::move(facts);
+  SDP_RETURN_IF_ERROR(ResolveSequenceLength(job.model, context.file, spec));
+
+  // Planning is cheap and names bad sizes, so it comes before reading data.
+  absl::StatusOr<PlannedBytes> bytes =
+      PlanBytes(spec, job.model, context.logical_cpus);
+  if (!bytes.ok()) return Annotate(bytes.status(), context.file);
+  job.bytes = *std::move(bytes);
+
+  absl::StatusOr<model::TensorSource> source =
+      model::OpenModelFolder(spec.model());
+  absl::Status valid = source.ok()
+                           ? model::ValidateSource(job.model.layout, *source)
+                           : source.status();
+  SDP_RETURN_IF_ERROR(Annotate(valid, absl::StrCat(context.file, ": model")));
+  SDP_RETURN_IF_ERROR(CheckOutput(spec, context.file));
+
+  absl::StatusOr<data::Dataset> dataset = data::Dataset::Open(
+      spec.data(), spec.sequence_length(), job.model.config.vocab);
+  if (!dataset.ok()) {
+    return Annotate(dataset.status(), absl::StrCat(context.file, ": data"));
+  }
+  spec.set_dataset_sequences(dataset->sequences());
+  spec.set_dataset_tokens(dataset->tokens());
+  spec.set_dataset_valid_tokens(dataset->valid_tokens());
+  SDP_RETURN_IF_ERROR(ResolveSteps(context.file, spec));
+  AddWarnings(spec, job.warnings);
+  spec.set_model_config_json(job.model.config_json);
+  job.spec = std::move(spec);
+  return job;
+}
+
+}  // namespace slidedp::ctl
