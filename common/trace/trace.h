@@ -14,7 +14,13 @@
 namespace slidedp::trace {
 
 enum class Lane : uint8_t {
-  kDeliver, kActivation, kCompute, kReduce, kDrain, kUpdate, kControl,
+  kDeliver,
+  kActivation,
+  kCompute,
+  kReduce,
+  kDrain,
+  kUpdate,
+  kControl,
 };
 absl::string_view LaneName(Lane lane);
 
