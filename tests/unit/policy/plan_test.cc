@@ -1,0 +1,240 @@
+#include "policy/plan.h"
+
+#include <map>
+#include <set>
+
+#include "common/base/units.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "policy/wire.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/tiny_model.h"
+
+namespace slidedp::policy {
+namespace {
+
+using ::slidedp::testing::StatusIs;
+using ::testing::HasSubstr;
+
+Problem TinyProblem(int ranks, bool tied = false) {
+  testing::TinyModelOptions options;
+  options.tied = tied;
+  Problem problem;
+  problem.config = testing::TinyConfig(options);
+  problem.ranks = ranks;
+  problem.sequence_length = 32;
+  problem.batch_size = 4;
+  problem.micro_batch_size = 1;
+  return problem;
+}
+
+struct Case {
+  int ranks;
+  GradRoute route;
+  uint64_t chunk_bytes;
+  bool tied;
+};
+
+class GradScheduleTest : public ::testing::TestWithParam<Case> {};
+
+// Every element of every unit is drained by exactly the ranks that its route
+// names, in backward order of units, in chunks that fit a slot.
+TEST_P(GradScheduleTest, CoversEveryUnitOnce) {
+  const Case& c = GetParam();
+  Problem problem = TinyProblem(c.ranks, c.tied);
+  problem.grads = c.route;
+  problem.d2h_chunk_bytes = c.chunk_bytes;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  const GradSchedule schedule = MakeGradSchedule(layout, plan);
+  ASSERT_EQ(schedule.chunks.size(), static_cast<size_t>(c.ranks));
+  std::vector<std::vector<int>> drained;
+  for (const model::Unit& unit : layout.units) {
+    drained.emplace_back(unit.count, 0);
+  }
+  for (int r = 0; r < c.ranks; ++r) {
+    int unit = static_cast<int>(layout.units.size());
+    uint64_t next = 0;
+    for (const GradChunk& chunk : schedule.chunks[r]) {
+      ASSERT_LE(chunk.unit, unit);
+      if (chunk.unit == unit) {
+        EXPECT_EQ(chunk.begin, next);
+      }
+      unit = chunk.unit;
+      next = chunk.begin + chunk.count;
+      ASSERT_GT(chunk.count, 0u);
+      ASSERT_LE(chunk.count, schedule.chunk_elements);
+      ASSERT_LE(next, layout.units[unit].count);
+      for (uint64_t i = chunk.begin; i < next; ++i) ++drained[unit][i];
+    }
+  }
+  const int times = c.route == GradRoute::kCpu ? c.ranks : 1;
+  for (size_t u = 0; u < drained.size(); ++u) {
+    for (size_t i = 0; i < drained[u].size(); ++i) {
+      ASSERT_EQ(drained[u][i], times) << "unit " << u << " element " << i;
+    }
+  }
+}
+
+TEST_P(GradScheduleTest, RingsDoNotOverlap) {
+  const Case& c = GetParam();
+  for (bool clipping : {true, false}) {
+    Problem problem = TinyProblem(c.ranks, c.tied);
+    problem.grads = c.route;
+    problem.d2h_chunk_bytes = c.chunk_bytes;
+    problem.clipping = clipping;
+    problem.ring_chunks = 3;
+    ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+    const GradSchedule schedule =
+        MakeGradSchedule(model::MakeStateLayout(problem.config), plan);
+    uint64_t end = 0;
+    for (int r = 0; r < c.ranks; ++r) {
+      EXPECT_GE(schedule.ring_offset_bytes[r], end);
+      if (clipping) {
+        EXPECT_EQ(schedule.slots[r], schedule.chunks[r].size());
+      } else {
+        EXPECT_LE(schedule.slots[r], 3u);
+      }
+      end = schedule.ring_offset_bytes[r] +
+            schedule.slots[r] * schedule.chunk_elements * 2;
+      for (uint64_t n = 0; n < 2 * schedule.chunks[r].size(); ++n) {
+        EXPECT_LE(schedule.slot_offset_bytes(r, n) +
+                      schedule.chunk_elements * 2,
+                  end);
+      }
+    }
+    EXPECT_LE(end, schedule.grads_bytes);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Routes, GradScheduleTest,
+    ::testing::Values(Case{1, GradRoute::kGpuRoot, 0, false},
+                      Case{1, GradRoute::kGpuSharded, 1024, true},
+                      Case{2, GradRoute::kGpuRoot, 4096, false},
+                      Case{2, GradRoute::kGpuSharded, 4096, true},
+                      Case{3, GradRoute::kGpuSharded, 640, false},
+                      Case{3, GradRoute::kCpu, 1280, true},
+                      Case{7, GradRoute::kGpuSharded, 128, false}));
+
+TEST(ShardElementsTest, ShardsCoverTheUnit) {
+  for (uint64_t count : {1, 63, 64, 65, 128, 1000, 4096, 100003}) {
+    for (int ranks = 1; ranks <= 9; ++ranks) {
+      const uint64_t shard = ShardElements(count, ranks);
+      EXPECT_EQ(shard % 64, 0u);
+      EXPECT_GE(shard * ranks, count);
+      EXPECT_LT(shard, count / ranks + 65);
+    }
+  }
+}
+
+// 12 bytes per parameter, and 2 more for whole gradients.
+TEST(HostSegmentsTest, TwelveBytesPerParameter) {
+  const Problem problem = TinyProblem(2);
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  const auto segments = HostSegments(layout, plan);
+  EXPECT_EQ(SegmentBytes(segments, "params") + SegmentBytes(segments, "state"),
+            12 * layout.plane_elements);
+  uint64_t counted = 0;
+  for (const model::Unit& unit : layout.units) counted += unit.count;
+  EXPECT_GE(SegmentBytes(segments, "grads"), 2 * counted);
+}
+
+TEST(HostSegmentsTest, CpuRouteKeepsSumsInDeferredModeOnly) {
+  Problem problem = TinyProblem(2);
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  problem.grads = GradRoute::kCpu;
+  ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+  EXPECT_EQ(MakeStatePlanes(layout, plan).bytes, 12 * layout.plane_elements);
+  problem.clipping = false;
+  ASSERT_OK_AND_ASSIGN(plan, MakePlan(problem));
+  EXPECT_EQ(MakeStatePlanes(layout, plan).bytes, 10 * layout.plane_elements);
+}
+
+TEST(DeviceBuffersTest, NamesAreUniqueAndSizesWholePages) {
+  for (int ranks : {1, 3}) {
+    Problem problem = TinyProblem(ranks);
+    ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+    std::set<std::string> names;
+    for (const NamedBytes& b :
+         DeviceBuffers(problem.config, model::MakeStateLayout(problem.config),
+                       plan)) {
+      EXPECT_TRUE(names.insert(b.name).second) << b.name;
+      EXPECT_EQ(b.bytes % kPageBytes, 0u) << b.name;
+      EXPECT_GT(b.bytes, 0u) << b.name;
+    }
+  }
+}
+
+TEST(MakePlanTest, BatchIsSpreadOverRanksWithoutRemainder) {
+  Problem problem = TinyProblem(3);
+  problem.batch_size = 10;
+  problem.micro_batch_size = 2;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_EQ(plan.micro_batches, 2);  // 12 places for 10 sequences
+}
+
+TEST(MakePlanTest, RanksThatCannotExchangeUseHostRoutes) {
+  Problem problem = TinyProblem(2);
+  problem.peer_access = false;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_EQ(plan.decoder.params, ParamRoute::kFull);
+  EXPECT_EQ(plan.decoder.grads, GradRoute::kCpu);
+  problem.grads = GradRoute::kGpuSharded;
+  EXPECT_THAT(MakePlan(problem),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("routes.grads = gpu_sharded")));
+}
+
+TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
+  const std::vector<std::pair<std::function<void(Problem&)>, std::string>>
+      cases = {
+          {[](Problem& p) { p.ranks = 0; }, "ranks = 0"},
+          {[](Problem& p) { p.ranks = 65; }, "ranks = 65"},
+          {[](Problem& p) { p.sequence_length = 0; }, "sequence_length = 0"},
+          {[](Problem& p) { p.batch_size = -1; }, "batch_size = -1"},
+          {[](Problem& p) { p.micro_batch_size = int64_t{1} << 40; },
+           "micro_batch_size"},
+          {[](Problem& p) { p.d2h_chunk_bytes = 100; }, "d2h_chunk_bytes = 100"},
+          {[](Problem& p) { p.h2d_chunk_bytes = 2 * kGiB; }, "h2d_chunk_bytes"},
+          {[](Problem& p) { p.window_slots = 5000; }, "window_slots"},
+          {[](Problem& p) { p.ring_chunks = 1 << 20; }, "ring_chunks"},
+      };
+  for (const auto& [change, field] : cases) {
+    Problem problem = TinyProblem(1);
+    change(problem);
+    EXPECT_THAT(MakePlan(problem),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(field)));
+  }
+}
+
+TEST(WireTest, PlanSurvivesTheWire) {
+  Problem problem = TinyProblem(3);
+  problem.grads = GradRoute::kCpu;
+  problem.reduce = ReduceDType::kBf16;
+  problem.clipping = false;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  ASSERT_OK_AND_ASSIGN(const Plan back, FromWire(ToWire(plan)));
+  EXPECT_EQ(PlanHash(back), PlanHash(plan));
+  EXPECT_EQ(back.compute_threads, plan.compute_threads);
+  EXPECT_EQ(back.update_threads, plan.update_threads);
+}
+
+TEST(WireTest, IncompletePlansAreRefused) {
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(TinyProblem(2)));
+  v1::Plan wire = ToWire(plan);
+  wire.mutable_decoder()->clear_grads();
+  EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument));
+  wire = ToWire(plan);
+  wire.set_version(2);
+  EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("version = 2")));
+  wire = ToWire(plan);
+  wire.set_micro_batches(0);
+  EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("micro_batches")));
+}
+
+}  // namespace
+}  // namespace slidedp::policy

@@ -1,0 +1,231 @@
+// Properties of the whole pipeline: how bytes move never changes what is
+// computed.
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/local_job/local_job.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/testing/temp_folder.h"
+#include "tests/testing/tiny_model.h"
+
+namespace slidedp::step {
+namespace {
+
+using testing::LocalJobOptions;
+using testing::LocalJobResult;
+using testing::RunLocalJob;
+
+constexpr double kLr = 1e-3;
+// A gradient element that another summation order moves across a BF16 rounding
+// boundary changes by 2^-8 of its value; Adam turns that into at most about
+// 2^-8 of lr a step. Five steps: 2e-5. Elements whose gradient is rounding noise
+// may move by up to lr; there are none in these models (eps is far below).
+constexpr double kMasterBound = 2e-5;
+constexpr double kLossBound = 2e-5;  // relative
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  LocalJobOptions Options(bool tied) {
+    testing::TinyModelOptions model;
+    model.tied = tied;
+    model.layers = 3;
+    model.hidden = 48;
+    model.intermediate = 80;
+    model.vocab = 101;
+    const std::string folder = folder_.Sub(tied ? "tied" : "untied");
+    testing::WriteTinyModel(folder, model);
+    testing::TokenDatasetOptions data;
+    data.vocab = model.vocab;
+    data.tokens = 40 * 37;
+    data.mask = testing::TokenDatasetOptions::Mask::kRandomHalf;
+    const std::string file = folder_.Sub("data.safetensors");
+    testing::WriteTokenDataset(file, data);
+
+    LocalJobOptions options;
+    options.model = folder;
+    options.data = file;
+    options.problem.sequence_length = 37;
+    options.problem.batch_size = 6;
+    options.problem.micro_batch_size = 1;
+    options.problem.ranks = 1;
+    options.problem.compute_threads = 1;
+    options.problem.update_threads = 2;
+    options.update = {kLr, 0.9, 0.95, 1e-8, 0.1};
+    options.update.schedule.kind = policy::LrScheduleKind::kConstant;
+    options.update.schedule.total_steps = 5;
+    options.update.max_grad_norm = 1.0;
+    options.update.threads = 2;
+    options.steps = 5;
+    options.seed = 7;
+    return options;
+  }
+
+  static void SetEager(LocalJobOptions& options) {
+    options.problem.clipping = false;
+    options.update.max_grad_norm = 0;
+  }
+
+  static void ExpectNear(const LocalJobResult& a, const LocalJobResult& b,
+                         double master_bound, double loss_bound) {
+    ASSERT_EQ(a.master.size(), b.master.size());
+    double worst = 0;
+    for (size_t i = 0; i < a.master.size(); ++i) {
+      const double d = std::abs(a.master[i] - b.master[i]);
+      if (!(d <= worst)) worst = d;
+    }
+    EXPECT_LE(worst, master_bound);
+    ASSERT_EQ(a.steps.size(), b.steps.size());
+    for (size_t t = 0; t < a.steps.size(); ++t) {
+      EXPECT_NEAR(a.steps[t].loss, b.steps[t].loss,
+                  loss_bound * a.steps[t].loss)
+          << "step " << t;
+      EXPECT_EQ(a.steps[t].valid_tokens, b.steps[t].valid_tokens);
+    }
+  }
+  static void ExpectSameBits(const LocalJobResult& a, const LocalJobResult& b) {
+    ExpectNear(a, b, 0, 0);
+    for (size_t t = 0; t < a.steps.size(); ++t) {
+      EXPECT_EQ(a.steps[t].grad_norm, b.steps[t].grad_norm) << "step " << t;
+    }
+  }
+
+  testing::TempFolder folder_;
+};
+
+TEST_F(TrainerTest, LossFalls) {
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(Options(true)));
+  ASSERT_EQ(result.steps.size(), 5u);
+  EXPECT_LT(result.steps.back().loss, result.steps.front().loss);
+}
+
+TEST_F(TrainerTest, SameConfigurationSameBits) {
+  for (int ranks : {1, 2}) {
+    LocalJobOptions options = Options(true);
+    options.problem.ranks = ranks;
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult a, RunLocalJob(options));
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult b, RunLocalJob(options));
+    ExpectSameBits(a, b);
+  }
+}
+
+TEST_F(TrainerTest, WindowsSlotsAndChunksChangeNoBit) {
+  for (bool tied : {false, true}) {
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult reference,
+                         RunLocalJob(Options(tied)));
+    for (auto [window, slots] : {std::pair{1, 1}, {2, 1}, {4, 3}}) {
+      for (uint64_t chunk : {128, 1152, 65536}) {
+        LocalJobOptions options = Options(tied);
+        options.problem.window_slots = window;
+        options.problem.grad_slots = slots;
+        options.problem.h2d_chunk_bytes = chunk;
+        options.problem.d2h_chunk_bytes = chunk;
+        ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
+        SCOPED_TRACE(absl::StrCat("window ", window, " slots ", slots,
+                                  " chunk ", chunk));
+        ExpectSameBits(reference, result);
+      }
+    }
+  }
+}
+
+TEST_F(TrainerTest, EagerRingsOfAnySizeChangeNoBit) {
+  LocalJobOptions options = Options(false);
+  SetEager(options);
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult reference, RunLocalJob(options));
+  for (uint64_t ring : {1, 2, 5}) {
+    options.problem.ring_chunks = ring;
+    options.problem.d2h_chunk_bytes = 2048;
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
+    ExpectSameBits(reference, result);
+  }
+}
+
+// Without an active clip, when an update is applied changes nothing.
+TEST_F(TrainerTest, EagerEqualsDeferredWithoutClipping) {
+  LocalJobOptions options = Options(true);
+  options.update.max_grad_norm = 1e9;
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult deferred, RunLocalJob(options));
+  SetEager(options);
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult eager, RunLocalJob(options));
+  ExpectNear(deferred, eager, 0, 0);
+}
+
+TEST_F(TrainerTest, MicroBatchCutsStayWithinTheBound) {
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult reference,
+                       RunLocalJob(Options(false)));
+  for (auto [micro_batch, head_chunk] :
+       {std::pair{2, 0}, {3, 10}, {4, 1}, {6, 37}}) {
+    LocalJobOptions options = Options(false);
+    options.problem.micro_batch_size = micro_batch;
+    options.problem.head_chunk_tokens = head_chunk;
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
+    ExpectNear(reference, result, kMasterBound, kLossBound);
+  }
+}
+
+struct RouteCase {
+  int ranks;
+  policy::ParamRoute params;
+  policy::GradRoute grads;
+  policy::ReduceDType reduce;
+};
+
+class RouteTest : public TrainerTest,
+                  public ::testing::WithParamInterface<RouteCase> {};
+
+TEST_P(RouteTest, RoutesStayWithinTheBoundOfOneRank) {
+  const RouteCase& c = GetParam();
+  for (bool tied : {false, true}) {
+    for (bool eager : {false, true}) {
+      LocalJobOptions options = Options(tied);
+      if (eager) SetEager(options);
+      ASSERT_OK_AND_ASSIGN(const LocalJobResult reference,
+                           RunLocalJob(options));
+      options.problem.ranks = c.ranks;
+      options.problem.params = c.params;
+      options.problem.grads = c.grads;
+      options.problem.reduce = c.reduce;
+      options.problem.d2h_chunk_bytes = 1280;
+      ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
+      SCOPED_TRACE(absl::StrCat("tied ", tied, " eager ", eager));
+      // Every rank rounds first on these routes.
+      const bool rounded = c.ranks > 1 &&
+                           (c.grads == policy::GradRoute::kCpu ||
+                            c.reduce == policy::ReduceDType::kBf16);
+      ExpectNear(reference, result, (rounded ? 10 : 1) * kMasterBound,
+                 (rounded ? 10 : 1) * kLossBound);
+    }
+  }
+}
+
+std::vector<RouteCase> AllRoutes() {
+  std::vector<RouteCase> cases;
+  for (int ranks : {1, 2, 3}) {
+    for (auto params :
+         {policy::ParamRoute::kFull, policy::ParamRoute::kSharded}) {
+      for (auto grads :
+           {policy::GradRoute::kGpuRoot, policy::GradRoute::kGpuSharded,
+            policy::GradRoute::kCpu}) {
+        for (auto reduce :
+             {policy::ReduceDType::kF32, policy::ReduceDType::kBf16}) {
+          cases.push_back({ranks, params, grads, reduce});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RouteTest, ::testing::ValuesIn(AllRoutes()),
+    [](const ::testing::TestParamInfo<RouteCase>& info) {
+      return absl::StrCat(info.param.ranks, "_", policy::Name(info.param.params),
+                          "_", policy::Name(info.param.grads), "_",
+                          policy::Name(info.param.reduce));
+    });
+
+}  // namespace
+}  // namespace slidedp::step
