@@ -1,0 +1,288 @@
+"""Golden cases against SlideDP; see scripts/golden."""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PARAM_ROUTES = ("full", "sharded")
+GRAD_ROUTES = ("gpu_root", "gpu_sharded", "cpu")
+MICRO_BATCHES = (1, 2)
+# Largest errors allowed. `rounded`: every rank rounds its gradient to BF16
+# before the sum.
+EXACT = {"logits_rel": 2e-5, "grad_rel": 2e-5, "loss_rel": 2e-5,
+         "master_abs": 1e-5}
+ROUNDED = {"loss_rel": 2e-4, "master_abs": 5e-5}
+FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
+            "Qwen3ForCausalLM"}
+NUMPY = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64,
+         "I32": np.int32, "U8": np.uint8}
+
+
+def read_safetensors(path):
+    data = path.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        raw = np.frombuffer(data[8 + size + begin:8 + size + end],
+                            NUMPY[entry["dtype"]])
+        if entry["dtype"] == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        tensors[name] = raw.reshape(entry["shape"])
+    return tensors
+
+
+def write_safetensors(path, tensors, metadata):
+    names = {np.dtype(np.float32): "F32", np.dtype(np.int64): "I64",
+             np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
+    header, at = {"__metadata__": metadata}, 0
+    order = sorted(tensors, key=lambda n: -tensors[n].dtype.itemsize)
+    for name in order:
+        tensor = tensors[name]
+        header[name] = {"dtype": names[tensor.dtype],
+                        "shape": list(tensor.shape),
+                        "data_offsets": [at, at + tensor.nbytes]}
+        at += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            file.write(np.ascontiguousarray(tensors[name]).tobytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    ranks: int
+    params: str
+    grads: str
+    reduce: str
+    micro_batch: int
+
+    @property
+    def rounded(self):
+        return self.ranks > 1 and (self.grads == "cpu" or self.reduce == "bf16")
+
+
+def configs(ranks_list):
+    for ranks, params, grads, micro_batch in itertools.product(
+            ranks_list, PARAM_ROUTES, GRAD_ROUTES, MICRO_BATCHES):
+        yield Config(ranks, params, grads, "fp32", micro_batch)
+    for ranks in ranks_list:
+        if ranks > 1:
+            for grads in ("gpu_root", "gpu_sharded"):
+                yield Config(ranks, "sharded", grads, "bf16", 1)
+
+
+class Daemon:
+    """A private slidedpd."""
+
+    def __init__(self, binaries, scratch):
+        self.binaries = binaries
+        self.socket = scratch / "run" / "slidedpd.sock"
+        self.log = open(scratch / "slidedpd.log", "w+b")
+        (scratch / "run").mkdir()
+        self.process = subprocess.Popen(
+            [binaries / "slidedpd", "--runtime-dir", scratch / "run",
+             "--state-dir", scratch / "state"],
+            stdout=self.log, stderr=self.log)
+        for _ in range(600):
+            if self.process.poll() is not None:
+                break
+            if self.call("version", check=False).returncode == 0:
+                return
+            time.sleep(0.05)
+        self.log.seek(0)
+        sys.exit("slidedpd did not start:\n" + self.log.read().decode())
+
+    def call(self, *arguments, check=True):
+        result = subprocess.run(
+            [self.binaries / "slidedpctl", "--socket", self.socket,
+             "-o", "json", *map(str, arguments)],
+            capture_output=True, text=True)
+        if check and result.returncode != 0:
+            raise RuntimeError(f"slidedpctl {' '.join(map(str, arguments))}: "
+                               f"{result.stderr.strip()}")
+        return result
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise RuntimeError("slidedpd did not stop on SIGTERM")
+
+
+class Case:
+    def __init__(self, folder, scratch):
+        self.folder = folder
+        self.scratch = scratch
+        self.meta = json.loads((folder / "meta.json").read_text())
+        self.golden = read_safetensors(folder / "golden.safetensors")
+        # float32 weights in, so that the output holds the exact masters.
+        self.model = scratch / "model"
+        self.model.mkdir(parents=True)
+        for name in ("config.json", "generation_config.json"):
+            shutil.copyfile(folder / "model" / name, self.model / name)
+        write_safetensors(self.model / "model.safetensors",
+                          read_safetensors(folder / "model" /
+                                           "model.safetensors"),
+                          {"format": "pt"})
+        ids = self.golden["input_ids"].astype(np.int32)
+        labels = self.golden["labels"]
+        self.sequences, self.length = ids.shape
+        mask = labels >= 0
+        if not np.array_equal(ids[mask], labels[mask]):
+            raise ValueError(f"{folder}: a label is not its token")
+        self.data = scratch / "data.safetensors"
+        write_safetensors(
+            self.data,
+            {"input_ids": ids.reshape(-1),
+             "loss_mask": mask.astype(np.uint8).reshape(-1),
+             "doc_offsets": np.arange(self.sequences + 1, dtype=np.int64)
+                            * self.length},
+            {"format": "slidedp-dataset", "version": "1",
+             "layout": "documents", "tokenizer_sha256": "none"})
+
+    def spec(self, config, output, device):
+        optimizer = self.meta["optimizer"]
+        return {
+            "name": f"golden-{self.folder.name}",
+            "model": str(self.model), "data": str(self.data),
+            "output": str(output), "ranks": config.ranks, "device": device,
+            "sequence_length": self.length, "batch_size": self.sequences,
+            "micro_batch_size": config.micro_batch,
+            "steps": optimizer["steps"],
+            "optimizer": {"lr": optimizer["lr"],
+                          "beta1": optimizer["betas"][0],
+                          "beta2": optimizer["betas"][1],
+                          "eps": optimizer["eps"],
+                          "weight_decay": optimizer["weight_decay"]},
+            "schedule": "constant",
+            "max_grad_norm": optimizer["max_grad_norm"], "seed": 0,
+            "routes": {"params": config.params, "grads": config.grads,
+                       "reduce": config.reduce},
+            "tuning": {"compute_threads": 1, "update_threads": 1},
+        }
+
+    def run(self, daemon, config, device):
+        """(largest relative loss error, largest absolute master error)."""
+        output = self.scratch / "output"
+        shutil.rmtree(output, ignore_errors=True)
+        file = self.scratch / "job.yaml"
+        file.write_text(json.dumps(self.spec(config, output, device)))
+        submitted = daemon.call("submit", file, "--wait")
+        job = json.loads(submitted.stdout.splitlines()[0])["id"]
+        shown = json.loads(daemon.call("show", job).stdout)
+        records = [json.loads(line) for line in
+                   (pathlib.Path(shown["log_folder"]) / "metrics.jsonl")
+                   .read_text().splitlines()]
+        losses = [record["loss"] for record in records]
+        expected = self.meta["trajectories"]["mixed"]["losses"]
+        if len(losses) != len(expected):
+            raise RuntimeError(f"{len(losses)} steps instead of "
+                               f"{len(expected)}")
+        loss_rel = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
+        masters = read_safetensors(output / "model.safetensors")
+        master_abs = 0.0
+        for name, tensor in masters.items():
+            difference = np.abs(tensor - self.golden[f"master_after.{name}"])
+            if not np.all(np.isfinite(difference)):
+                return float("inf"), float("inf")
+            master_abs = max(master_abs, float(difference.max()))
+        return loss_rel, master_abs
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--case")
+    parser.add_argument("--ranks", type=int,
+                        help="only this number of ranks (default: 1 and 2)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--build", type=pathlib.Path,
+                        default=ROOT / "build" / "dev")
+    arguments = parser.parse_args()
+    binaries = arguments.build / "bin"
+    ranks_list = [arguments.ranks] if arguments.ranks else [1, 2]
+
+    folders = sorted(p.parent for p in arguments.folder.glob("*/meta.json"))
+    if arguments.case:
+        folders = [f for f in folders if f.name == arguments.case]
+    if not folders:
+        sys.exit(f"scripts/golden: {arguments.folder}: no case found")
+    unsupported = [
+        f.name for f in folders
+        if json.loads((f / "meta.json").read_text())["architecture"]
+        not in FAMILIES]
+    if unsupported:
+        print(f"not run, architecture not built yet: {' '.join(unsupported)}",
+              file=sys.stderr)
+        folders = [f for f in folders if f.name not in unsupported]
+        if not folders:
+            sys.exit(1)
+
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="slidedp-golden-") as temporary:
+        scratch = pathlib.Path(temporary)
+        daemon = Daemon(binaries, scratch)
+        try:
+            for folder in folders:
+                failed |= not run_case(folder, scratch / folder.name, daemon,
+                                       binaries, ranks_list, arguments.device)
+        finally:
+            daemon.stop()
+    sys.exit(1 if failed else 0)
+
+
+def run_case(folder, scratch, daemon, binaries, ranks_list, device):
+    case = Case(folder, scratch)
+    probe = subprocess.run([binaries / "slidedp-golden-probe", folder],
+                           capture_output=True, text=True)
+    if probe.returncode != 0:
+        raise RuntimeError(probe.stderr)
+    line = {"case": folder.name, **json.loads(probe.stdout)}
+    exact, rounded, worst = [0.0, 0.0], [0.0, 0.0], {}
+    count = 0
+    for config in configs(ranks_list):
+        errors = case.run(daemon, config, device)
+        count += 1
+        into = rounded if config.rounded else exact
+        for i, error in enumerate(errors):
+            if not error <= into[i]:
+                into[i] = error
+                worst[(config.rounded, i)] = config
+    line["loss_rel"], line["master_abs"] = exact
+    if any(ranks > 1 for ranks in ranks_list):
+        line["rounded_loss_rel"], line["rounded_master_abs"] = rounded
+    line["ranks"] = ranks_list
+    line["routes"] = f"{count} configurations"
+    if (False, 1) in worst:
+        line["worst_routes"] = dataclasses.asdict(worst[(False, 1)])
+    line["device"] = device
+    line["pass"] = (
+        all(line[name] <= bound for name, bound in EXACT.items()) and
+        rounded[0] <= ROUNDED["loss_rel"] and
+        rounded[1] <= ROUNDED["master_abs"])
+    print(json.dumps(line), flush=True)
+    return line["pass"]
+
+
+if __name__ == "__main__":
+    main()
