@@ -102,16 +102,26 @@ std::vector<Controller> Controllers(const std::string& root) {
   return found;
 }
 
-std::optional<uint64_t> RoomOfGroup(const std::string& folder,
-                                    const GroupFiles& files) {
+std::optional<uint64_t> LimitOfGroup(const std::string& folder,
+                                     const GroupFiles& files) {
   const auto limit_text = ReadIfThere(absl::StrCat(folder, "/", files.limit));
-  const auto usage_text = ReadIfThere(absl::StrCat(folder, "/", files.usage));
-  uint64_t limit, usage;
+  uint64_t limit;
   // "max" in v2, a number beyond any memory in v1: no limit.
-  if (!limit_text || !usage_text || !absl::SimpleAtoi(*limit_text, &limit) ||
-      !absl::SimpleAtoi(*usage_text, &usage)) {
+  if (!limit_text || !absl::SimpleAtoi(*limit_text, &limit)) {
     return std::nullopt;
   }
+  return limit;
+}
+
+std::optional<uint64_t> RoomOfGroup(const std::string& folder,
+                                    const GroupFiles& files) {
+  const auto limit_bytes = LimitOfGroup(folder, files);
+  const auto usage_text = ReadIfThere(absl::StrCat(folder, "/", files.usage));
+  uint64_t usage;
+  if (!limit_bytes || !usage_text || !absl::SimpleAtoi(*usage_text, &usage)) {
+    return std::nullopt;
+  }
+  const uint64_t limit = *limit_bytes;
   uint64_t reclaimable = 0;
   if (const auto stat = ReadIfThere(folder + "/memory.stat")) {
     reclaimable = NumberAfter(*stat, files.inactive_file).value_or(0) +
@@ -121,18 +131,21 @@ std::optional<uint64_t> RoomOfGroup(const std::string& folder,
   return limit > held ? limit - held : 0;
 }
 
-}  // namespace
-
-absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root) {
+// The smallest of the line `key` of /proc/meminfo and what `of_group` says of
+// each memory cgroup of this process.
+absl::StatusOr<MemoryRoom> SmallestOf(
+    const std::string& root, absl::string_view key,
+    std::optional<uint64_t> (*of_group)(const std::string&,
+                                        const GroupFiles&)) {
   const std::string meminfo_path = root + "/proc/meminfo";
   SDP_ASSIGN_OR_RETURN(const std::string meminfo,
                        ReadFile(meminfo_path, kMaxSystemFileBytes));
-  const auto available_kib = NumberAfter(meminfo, "MemAvailable:");
-  if (!available_kib) {
+  const auto host_kib = NumberAfter(meminfo, absl::StrCat(key, ":"));
+  if (!host_kib) {
     return absl::NotFoundError(
-        absl::StrCat(meminfo_path, ": no MemAvailable line"));
+        absl::StrCat(meminfo_path, ": no ", key, " line"));
   }
-  MemoryRoom room = {*available_kib * kKiB, "MemAvailable of the host"};
+  MemoryRoom room = {*host_kib * kKiB, absl::StrCat(key, " of the host")};
   for (const Controller& controller : Controllers(root)) {
     const GroupFiles& files = controller.v2 ? kV2Files : kV1Files;
     // In a container the mount may show a group deep in the hierarchy as "/".
@@ -143,11 +156,11 @@ absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root) {
     group = absl::StripSuffix(group, "/");
     // The limit of every ancestor binds too.
     while (true) {
-      const auto left =
-          RoomOfGroup(absl::StrCat(root, controller.mount, group), files);
-      if (left && *left < room.bytes) {
-        room = {*left, absl::StrCat(files.limit, " of cgroup ",
-                                    group.empty() ? "/" : group)};
+      const auto bytes =
+          of_group(absl::StrCat(root, controller.mount, group), files);
+      if (bytes && *bytes < room.bytes) {
+        room = {*bytes, absl::StrCat(files.limit, " of cgroup ",
+                                     group.empty() ? "/" : group)};
       }
       const size_t slash = group.rfind('/');
       if (slash == absl::string_view::npos) break;
@@ -155,6 +168,16 @@ absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root) {
     }
   }
   return room;
+}
+
+}  // namespace
+
+absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root) {
+  return SmallestOf(root, "MemAvailable", RoomOfGroup);
+}
+
+absl::StatusOr<MemoryRoom> MemoryCapacity(const std::string& root) {
+  return SmallestOf(root, "MemTotal", LimitOfGroup);
 }
 
 }  // namespace slidedp

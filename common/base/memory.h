@@ -19,4 +19,8 @@ struct MemoryRoom {
 // counted. `root` is a prefix of every path read, "" in production.
 absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root = "");
 
+// What an idle host would leave: the smallest of MemTotal and the limits of the
+// same cgroups.
+absl::StatusOr<MemoryRoom> MemoryCapacity(const std::string& root = "");
+
 }  // namespace slidedp
