@@ -236,20 +236,25 @@ absl::Status OutputFolder::LayOutShards(const TensorSource& source,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Create(
-    const std::string& path, const std::string& source_folder,
-    const TensorSource& source, const StateLayout& layout,
-    const std::string& tag) {
+absl::StatusOr<std::string> TemporaryOutputFolder(const std::string& path,
+                                                  const std::string& tag) {
   if (tag.empty() || absl::StrContains(tag, '/') ||
       absl::StrContains(tag, '\0')) {
     return InvalidInput(path, "tag", tag, "not a file name part", "");
   }
+  SDP_ASSIGN_OR_RETURN(SplitPath parts, Split(path));
+  return Join({parts.parent, absl::StrCat(".", parts.name, ".tmp-", tag)});
+}
+
+absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Create(
+    const std::string& path, const std::string& source_folder,
+    const TensorSource& source, const StateLayout& layout,
+    const std::string& tag) {
+  std::unique_ptr<OutputFolder> output(new OutputFolder);
+  SDP_ASSIGN_OR_RETURN(output->temporary_, TemporaryOutputFolder(path, tag));
   SDP_RETURN_IF_ERROR(CheckOutputPath(path));
   SDP_ASSIGN_OR_RETURN(SplitPath parts, Split(path));
-  std::unique_ptr<OutputFolder> output(new OutputFolder);
   output->path_ = Join(parts);
-  output->temporary_ =
-      Join({parts.parent, absl::StrCat(".", parts.name, ".tmp-", tag)});
   bool single = source.files().size() == 1 &&
                 source.files().front().name == "model.safetensors";
   if (!single) {

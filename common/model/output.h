@@ -14,7 +14,7 @@ namespace slidedp::model {
 
 class OutputFolder {
  public:
-  // Makes "PARENT/.NAME.tmp-TAG", copies config.json, generation config,
+  // Makes TemporaryOutputFolder(path, tag), copies config.json, generation config,
   // tokenizer, chat template and licence files from `source_folder`, and lays
   // out every shard at full size (fallocate: a full disk shows here): header
   // and tensors that are not trained are copied. `path` must not exist or be an
@@ -47,6 +47,10 @@ class OutputFolder {
   std::string index_;  // bytes of the source's index; empty: one file
   bool committed_ = false;
 };
+
+// The temporary folder of Create("PARENT/NAME", tag): "PARENT/.NAME.tmp-TAG".
+absl::StatusOr<std::string> TemporaryOutputFolder(const std::string& path,
+                                                  const std::string& tag);
 
 // Whether `path` could be an output: absent or empty, its parent a writable
 // folder. For submit-time checks.
