@@ -25,18 +25,24 @@ struct UpdateConfig {
 struct StepResult {
   uint64_t step;  // 0-based
   double loss;    // sum over ranks / valid tokens; NaN if there are none
-  double grad_norm, clip_coefficient, lr;
+  // Before clipping; not finite if that is why the step was skipped, 0 if it
+  // had no tokens.
+  double grad_norm;
+  double clip_coefficient, lr;
   uint64_t valid_tokens;
   bool skipped;
   std::string skip_reason;
   int64_t begin_ns, end_ns;    // first rank's begin, last publication
-  int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;  // max of ranks
+  // Maximum of the ranks; 0 for ranks whose times came later than the next
+  // step's last update.
+  int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;
   int64_t update_ns;           // busiest worker
 };
 
 class UpdateEngine {
  public:
-  // Called on an engine thread, in step order.
+  // Called on an engine thread, in step order; it must not call Stop(), and
+  // polling waits for it.
   using OnStep = std::function<void(const StepResult&)>;
   // Called once, on an engine thread: eager mode met a non-finite unit (named,
   // before its planes were touched), a report made no sense, an update left
@@ -50,7 +56,8 @@ class UpdateEngine {
                                              OnFailure on_failure);
   virtual ~UpdateEngine() = default;  // Stop()
   // Finishes the chunks being applied, then ends the threads. The planes then
-  // no longer change. No callback runs after it returns.
+  // no longer change. No callback runs after it returns; results of finished
+  // steps are still handed out before. Thread-safe.
   virtual void Stop() = 0;
   virtual uint64_t steps_done() const = 0;
 };

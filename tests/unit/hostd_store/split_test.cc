@@ -45,12 +45,9 @@ uint64_t CountViolations(uint64_t begin, uint64_t end) {
     const bool splittable = Splittable(x);
     const bool exact = std::bit_cast<uint32_t>(JoinFloat(hi, lo)) == bits;
     const bool nearest = hi == NearestAway(bits);
-    // |lo| is at most half of hi's last place, by the definition of int16; the
-    // sign says on which side, and the tie lies away from zero.
-    const bool near = lo >= -32768 && lo < 32768 &&
-                      (static_cast<uint32_t>(hi) << 16) +
-                              static_cast<uint32_t>(int32_t{lo}) ==
-                          bits;
+    // Without wrapping: the rest is in [-32768, 32767], half of hi's last place.
+    const bool near =
+        int64_t{bits} - (int64_t{hi} << 16) == int64_t{lo};
     const bool finite_hi = (hi & 0x7f80u) != 0x7f80u;
     violations += splittable != RoundsToFinite(x);
     if (splittable) violations += !(exact && nearest && near && finite_hi);

@@ -1,0 +1,48 @@
+// What the ranks say, read as hostile: every value is copied once, then
+// checked. Errors name the rank.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/shm/words.h"
+
+namespace slidedp::hostd {
+
+// Maximum of the ranks, but begin_ns: the earliest.
+struct StepTimes {
+  int64_t begin_ns = 0;
+  int64_t deliver_ns = 0, compute_ns = 0, reduce_ns = 0, drain_ns = 0,
+          stall_ns = 0;
+  bool complete = false;  // every rank's times are in
+};
+
+class RankReports {
+ public:
+  RankReports(const shm::Reports& reports, int ranks)
+      : reports_(reports), ranks_(ranks) {}
+
+  // Tokens that count in the step's loss; nothing until all ranks have begun
+  // the step. An error if the ranks disagree.
+  absl::StatusOr<std::optional<uint64_t>> ValidTokens(uint64_t step) const;
+  // Loss sums of all ranks; nothing until all are there.
+  absl::StatusOr<std::optional<std::vector<double>>> LossSums(
+      uint64_t step) const;
+  // Of the ranks whose times are there.
+  StepTimes Times(uint64_t step) const;
+  double UnitSquareNorm(int rank, int unit) const;
+  // Pairs with the rank's release.
+  uint64_t GradReady(int rank) const;
+
+ private:
+  // Whether the flag announces `step`; an error if it announces a later one.
+  absl::StatusOr<bool> Announced(const shm::Word& flag, uint64_t step,
+                                 int rank, const char* field) const;
+
+  const shm::Reports reports_;
+  const int ranks_;
+};
+
+}  // namespace slidedp::hostd
