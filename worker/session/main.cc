@@ -1,0 +1,63 @@
+// slidedp-worker: one rank of one job. Started by slidedpd, or by hand for a
+// job with `launch: manual`.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/log.h"
+#include "worker/session/config.h"
+#include "worker/session/session.h"
+#include "worker/session/sweeper.h"
+
+namespace slidedp::session {
+namespace {
+
+int Main(int argc, char** argv) {
+  Config config;
+  CLI::App app("Computes one rank of a job of slidedpd.", "slidedp-worker");
+  app.footer(
+      "Exit codes: 0 told to leave, 1 this rank failed, 2 usage, 3 the daemon\n"
+      "aborted the job, 4 the daemon is gone.");
+  app.add_option("--job", config.job, "Job id")
+      ->required()
+      ->type_name("ID")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--rank", config.rank, "Rank, from 0")
+      ->required()
+      ->type_name("R");
+  app.add_option("--socket", config.socket, "The daemon's control socket")
+      ->required()
+      ->type_name("PATH");
+  app.add_option("--log-level", config.log_level,
+                 "trace, debug, info, warning, error, critical or off")
+      ->type_name("LEVEL");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  absl::Status logging = InitLogging(absl::StrCat("rank ", config.rank),
+                                     config.log_level, /*journal=*/false);
+  if (!logging.ok()) {
+    std::cerr << "slidedp-worker: " << std::string(logging.message()) << "\n";
+    return kUsage;
+  }
+  // A daemon that leaves shows as an error of the call, not as a signal.
+  std::signal(SIGPIPE, SIG_IGN);
+  // Before gRPC or the device has a thread.
+  absl::StatusOr<Sweeper> sweeper = Sweeper::Start();
+  if (!sweeper.ok()) {
+    spdlog::error("{}", std::string(sweeper.status().message()));
+    return kFailed;
+  }
+  Session session(config, *sweeper);
+  session.Run();
+  return kLeft;
+}
+
+}  // namespace
+}  // namespace slidedp::session
+
+int main(int argc, char** argv) { return slidedp::session::Main(argc, argv); }

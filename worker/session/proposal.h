@@ -1,0 +1,26 @@
+// A daemon's proposal, read and checked by the rank that it is made to.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "common/model/config.h"
+#include "common/model/layout.h"
+#include "policy/plan.h"
+#include "proto/control.pb.h"
+#include "worker/data/dataset.h"
+
+namespace slidedp::session {
+
+struct Proposal {
+  v1::JobSpec spec;
+  model::ModelConfig config;
+  model::StateLayout layout;
+  policy::Plan plan;
+
+  data::BatchShape batch_shape() const;
+};
+
+// The error's message is what goes into Refuse.
+absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose,
+                                      uint32_t rank);
+
+}  // namespace slidedp::session

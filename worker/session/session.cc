@@ -1,0 +1,418 @@
+#include "worker/session/session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "common/shm/words.h"
+#include "proto/protocol.h"
+#include "worker/session/process_stats.h"
+
+namespace slidedp::session {
+namespace {
+
+// A backstop only: the daemon sees a lost rank long before and aborts.
+constexpr int64_t kCollectiveDeadlineNs = int64_t{600} * 1'000'000'000;
+constexpr auto kWatchInterval = std::chrono::milliseconds(50);
+constexpr int64_t kHeartbeatNs = 1'000'000'000;
+// Reading PSS walks every page table: at most a twentieth of the time.
+constexpr int64_t kPssShare = 20;
+constexpr int64_t kFarewellNs = 5'000'000'000;
+
+const char* AbortText(uint64_t reason) {
+  switch (static_cast<shm::AbortReason>(reason)) {
+    case shm::AbortReason::kCancelled:
+      return "the job was cancelled";
+    case shm::AbortReason::kRankLost:
+      return "another rank was lost";
+    case shm::AbortReason::kJobFailed:
+      return "the job failed";
+    case shm::AbortReason::kShutdown:
+      return "the daemon stops";
+    case shm::AbortReason::kNone:
+      break;
+  }
+  return "the daemon aborted the job";
+}
+
+absl::Status Unexpected(const char* message) {
+  return absl::InternalError(
+      absl::StrCat("the daemon sent ", message,
+                   " out of turn; slidedpd and slidedp-worker must be of one "
+                   "release"));
+}
+
+}  // namespace
+
+Session::Session(const Config& config, Sweeper& sweeper)
+    : config_(config), sweeper_(sweeper) {}
+
+Session::~Session() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  if (watcher_.joinable()) watcher_.join();
+}
+
+void Session::Run() {
+  device_ = device::NewCpuDevice({});
+  stream_ = std::make_unique<ControlStream>(
+      config_.socket,
+      ControlStream::Events{
+          [this](const v1::DaemonMessage& m) { OnDaemonMessage(m); },
+          [this](const absl::Status& status) { OnStreamEnd(status); }});
+  Send(HelloMessage());
+  watcher_ = std::thread([this] { Watch(); });
+  for (;;) {
+    v1::DaemonMessage message = NextMessage();
+    absl::Status status;
+    switch (message.what_case()) {
+      case v1::DaemonMessage::kPropose:
+        status = OnPropose(message.propose());
+        break;
+      case v1::DaemonMessage::kAttach:
+        status = OnAttach(message.attach());
+        break;
+      case v1::DaemonMessage::kStart:
+        status = OnStart();
+        break;
+      case v1::DaemonMessage::kOpenOutput:
+        status = OnOpenOutput();
+        break;
+      case v1::DaemonMessage::kCommitOutput:
+        status = OnCommitOutput();
+        break;
+      case v1::DaemonMessage::kLeave:
+        stream_->Close(kFarewellNs);
+        spdlog::info("job {}: leaves", config_.job);
+        return;
+      default:
+        status = Unexpected("an unknown message");
+    }
+    if (!status.ok()) Fail(status);
+  }
+}
+
+v1::WorkerMessage Session::HelloMessage() const {
+  v1::WorkerMessage message;
+  v1::Hello& hello = *message.mutable_hello();
+  hello.set_job(config_.job);
+  hello.set_rank(config_.rank);
+  hello.set_protocol(kProtocolVersion);
+  hello.set_pid(static_cast<uint32_t>(getpid()));
+  hello.set_device(v1::DEVICE_KIND_CPU);
+  hello.set_device_description(device_->description());
+  hello.set_device_memory_bytes(0);
+  hello.set_peer_access(true);  // through the exchange segment
+  hello.set_numa_node(-1);
+  hello.set_logical_cpus(AllowedCpus());
+  return message;
+}
+
+absl::Status Session::OnPropose(const v1::Propose& propose) {
+  if (attachment_.has_value()) return Unexpected("Propose");
+  absl::StatusOr<Proposal> proposal = ReadProposal(propose, config_.rank);
+  v1::WorkerMessage answer;
+  if (proposal.ok()) {
+    proposal_ = *std::move(proposal);
+    answer.mutable_accept();
+  } else {
+    std::string why(proposal.status().message());
+    spdlog::warn("job {}: refuses the plan: {}", config_.job, why);
+    answer.mutable_refuse()->set_why(why);
+  }
+  Send(answer);
+  return absl::OkStatus();
+}
+
+absl::Status Session::OnAttach(const v1::Attach& attach) {
+  if (!proposal_.has_value() || attachment_.has_value()) {
+    return Unexpected("Attach");
+  }
+  SDP_ASSIGN_OR_RETURN(attachment_,
+                       Attachment::Connect(attach, config_.job, config_.rank,
+                                           proposal_->layout, proposal_->plan));
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    versions_ = &attachment_->versions();
+    reports_ = &attachment_->reports();
+  }
+  // The daemon reads the weights while this rank reads the dataset only if
+  // they are passed first; both must be done before Ready.
+  SDP_RETURN_IF_ERROR(OpenDataset());
+  if (config_.rank == 0) SDP_RETURN_IF_ERROR(PassSource());
+  SDP_RETURN_IF_ERROR(BuildTrainer());
+  v1::WorkerMessage message;
+  message.mutable_ready()->set_dataset_sequences(dataset_->sequences());
+  message.mutable_ready()->set_device_bytes(trainer_->device_bytes());
+  Send(message);
+  return absl::OkStatus();
+}
+
+absl::Status Session::PassSource() {
+  const std::string& folder = proposal_->spec.model();
+  SDP_ASSIGN_OR_RETURN(source_, model::OpenModelFolder(folder));
+  SDP_RETURN_IF_ERROR(model::ValidateSource(proposal_->layout, *source_));
+  std::vector<std::string> names;
+  std::vector<int> fds;
+  for (const model::SourceFile& file : source_->files()) {
+    names.push_back(file.name);
+    fds.push_back(file.fd.get());
+  }
+  absl::StatusOr<std::vector<std::string>> warnings =
+      attachment_->PassFiles(v1::FilesMessage::SOURCE, names, fds);
+  if (!warnings.ok()) {
+    return Annotate(warnings.status(), absl::StrCat("load ", folder));
+  }
+  for (const std::string& warning : *warnings) {
+    spdlog::warn("job {}: {}", config_.job, warning);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::OpenDataset() {
+  const v1::JobSpec& spec = proposal_->spec;
+  SDP_ASSIGN_OR_RETURN(
+      dataset_, data::Dataset::Open(
+                    spec.data(), static_cast<int64_t>(spec.sequence_length()),
+                    proposal_->config.vocab));
+  struct Pair {
+    absl::string_view name;
+    uint64_t found, submitted;
+  };
+  for (const Pair& pair :
+       {Pair{"sequences", dataset_->sequences(), spec.dataset_sequences()},
+        Pair{"tokens", dataset_->tokens(), spec.dataset_tokens()},
+        Pair{"labels", dataset_->valid_tokens(),
+             spec.dataset_valid_tokens()}}) {
+    if (pair.found == pair.submitted) continue;
+    return InvalidInput(
+        spec.data(), pair.name, absl::StrCat(pair.found),
+        absl::StrCat("was ", pair.submitted, " when the job was submitted"),
+        "the file has changed; submit again");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::BuildTrainer() {
+  const policy::Plan& plan = proposal_->plan;
+  ops_ = ops::NewCpuOps(plan.compute_threads);
+  if (const shm::Mapping* exchange = attachment_->exchange()) {
+    const size_t staging = policy::ExchangeStagingBytes(plan);
+    const size_t region = collective::ExchangeBytes(plan.ranks, staging);
+    std::unique_ptr<collective::Collective>* collectives[] = {
+        &param_collective_, &grad_collective_};
+    static_assert(std::size(collectives) == policy::kCommunicators);
+    for (size_t i = 0; i < std::size(collectives); ++i) {
+      SDP_ASSIGN_OR_RETURN(*collectives[i],
+                           collective::NewShmCollective(
+                               *device_, exchange->at<char>(i * region), region,
+                               static_cast<int>(config_.rank), plan.ranks,
+                               staging, kCollectiveDeadlineNs));
+    }
+  }
+  step::TrainerInputs inputs = {};
+  inputs.device = device_.get();
+  inputs.ops = ops_.get();
+  inputs.param_collective = param_collective_.get();
+  inputs.grad_collective = grad_collective_.get();
+  inputs.config = &proposal_->config;
+  inputs.layout = &proposal_->layout;
+  inputs.plan = &plan;
+  inputs.rank = static_cast<int>(config_.rank);
+  inputs.dataset = &*dataset_;
+  inputs.seed = proposal_->spec.seed();
+  inputs.batch = proposal_->batch_shape();
+  inputs.params = &attachment_->params();
+  inputs.grads = &attachment_->grads();
+  inputs.versions = &attachment_->versions();
+  inputs.reports = &attachment_->reports();
+  SDP_ASSIGN_OR_RETURN(trainer_, step::Trainer::Create(inputs));
+  spdlog::info("job {}: {}, {} bytes of device memory", config_.job,
+               device_->description(), trainer_->device_bytes());
+  std::lock_guard<std::mutex> lock(mutex_);
+  watched_trainer_ = trainer_.get();
+  device_peak_bytes_ = trainer_->device_bytes();
+  return absl::OkStatus();
+}
+
+absl::Status Session::OnStart() {
+  if (trainer_ == nullptr) return Unexpected("Start");
+  SDP_RETURN_IF_ERROR(trainer_->Run(0, proposal_->spec.steps()));
+  v1::WorkerMessage message;
+  message.mutable_steps_done();
+  Send(message);
+  return absl::OkStatus();
+}
+
+absl::Status Session::OnOpenOutput() {
+  if (!source_.has_value() || output_ != nullptr) {
+    return Unexpected("OpenOutput");
+  }
+  const v1::JobSpec& spec = proposal_->spec;
+  const std::string tag = absl::StrCat("job-", config_.job);
+  SDP_ASSIGN_OR_RETURN(std::string temporary,
+                       model::TemporaryOutputFolder(spec.output(), tag));
+  SDP_RETURN_IF_ERROR(sweeper_.Watch(temporary));
+  SDP_ASSIGN_OR_RETURN(
+      output_, model::OutputFolder::Create(spec.output(), spec.model(),
+                                           *source_, proposal_->layout, tag));
+  std::vector<std::string> names;
+  std::vector<int> fds;
+  for (size_t i = 0; i < output_->files().size(); ++i) {
+    names.push_back(source_->files()[i].name);
+    fds.push_back(output_->files()[i].get());
+  }
+  absl::StatusOr<std::vector<std::string>> warnings =
+      attachment_->PassFiles(v1::FilesMessage::OUTPUT, names, fds);
+  if (!warnings.ok()) {
+    return Annotate(warnings.status(), absl::StrCat("write ", spec.output()));
+  }
+  for (const std::string& warning : *warnings) {
+    spdlog::warn("job {}: {}", config_.job, warning);
+  }
+  v1::WorkerMessage message;
+  message.mutable_output_opened();
+  Send(message);
+  return absl::OkStatus();
+}
+
+absl::Status Session::OnCommitOutput() {
+  if (output_ == nullptr) return Unexpected("CommitOutput");
+  SDP_RETURN_IF_ERROR(output_->Commit());
+  v1::WorkerMessage message;
+  message.mutable_output_committed()->set_path(proposal_->spec.output());
+  Send(message);
+  return absl::OkStatus();
+}
+
+v1::DaemonMessage Session::NextMessage() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !messages_.empty(); });
+  v1::DaemonMessage message = std::move(messages_.front());
+  messages_.pop_front();
+  return message;
+}
+
+void Session::Send(const v1::WorkerMessage& message) {
+  // A broken stream is the control thread's to see: it ends the process.
+  if (stream_->Send(message)) return;
+  spdlog::debug("job {}: a message was not sent", config_.job);
+}
+
+void Session::OnDaemonMessage(const v1::DaemonMessage& message) {
+  if (message.has_abort()) {
+    bool expected;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      expected = leaving_;
+    }
+    // After Failed the abort is the answer to it; Fail ends the process.
+    if (!expected) {
+      End(kAborted, absl::StrCat("aborted: ", message.abort().why()));
+    }
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (message.has_leave()) leaving_ = true;
+  messages_.push_back(message);
+  changed_.notify_all();
+}
+
+void Session::OnStreamEnd(const absl::Status& status) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (leaving_) return;
+  }
+  if (status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status)) {
+    End(kDaemonGone,
+        absl::StrCat("the connection to the daemon at ", config_.socket,
+                     " ended", status.message().empty() ? "" : ": ",
+                     status.message()));
+  }
+  End(kFailed,
+      absl::StrCat("the daemon refuses this rank: ", status.message()));
+}
+
+void Session::Watch() {
+  int64_t heartbeat_ns = 0, pss_ns = 0;
+  uint64_t pss_bytes = 0;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (
+      !changed_.wait_for(lock, kWatchInterval, [this] { return stopping_; })) {
+    const int64_t now = MonotonicNs();
+    if (versions_ != nullptr) {
+      // Versions has no const writes: the mapping is read-only.
+      const uint64_t abort = shm::Versions(versions_->data())
+                                 .abort()
+                                 .load(std::memory_order_acquire);
+      if (abort != 0 && !leaving_) {
+        lock.unlock();
+        End(kAborted, absl::StrCat("aborted: ", AbortText(abort)));
+      }
+      shm::Reports(reports_->data(), proposal_->layout.units.size())
+          .heartbeat(config_.rank)
+          .store(static_cast<uint64_t>(now), std::memory_order_release);
+    }
+    if (now < heartbeat_ns || leaving_) continue;
+    heartbeat_ns = now + kHeartbeatNs;
+    v1::WorkerMessage message;
+    v1::Heartbeat& heartbeat = *message.mutable_heartbeat();
+    if (watched_trainer_ != nullptr) {
+      heartbeat.set_step(watched_trainer_->steps_enqueued());
+    }
+    heartbeat.set_device_peak_bytes(device_peak_bytes_);
+    lock.unlock();
+    if (now >= pss_ns) {
+      pss_bytes = PssBytes();
+      const int64_t cost = MonotonicNs() - now;
+      pss_ns = now + kPssShare * cost;
+    }
+    heartbeat.set_pss_bytes(pss_bytes);
+    Send(message);
+    lock.lock();
+  }
+}
+
+void Session::Fail(const absl::Status& status) {
+  const std::string why(status.message());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leaving_ = true;
+  }
+  v1::WorkerMessage message;
+  message.mutable_failed()->set_why(why);
+  if (!stream_->Send(message)) {
+    End(kDaemonGone,
+        absl::StrCat("the connection to the daemon ended, and: ", why));
+  }
+  // The daemon ends the stream when it has read this.
+  stream_->Close(kFarewellNs);
+  End(kFailed, why);
+}
+
+void Session::End(ExitCode code, const std::string& why) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (ending_) {
+      // The first caller's _exit ends this wait.
+      changed_.wait(lock, [] { return false; });
+    }
+    ending_ = true;
+  }
+  spdlog::error("job {}: {}", config_.job, why);
+  // No destructors: other threads are in the middle of things. The segments and
+  // the output go with the process; the sweeper sees to what is on disk.
+  _exit(code);
+}
+
+}  // namespace slidedp::session

@@ -1,0 +1,108 @@
+// One rank's life, as proto/control.proto tells it: join, accept a plan,
+// attach, load, train, write the output, leave.
+//
+// Three threads. The main thread does the work, message by message. The control
+// thread reads the daemon's stream: an abort or the stream's end ends the
+// process from there, at once, whatever the main thread is in the middle of.
+// The watch thread looks at the abort word, stores the heartbeat word and sends
+// heartbeats. The first of them that finds a reason to end decides the exit
+// code; nothing that the daemon owns needs a clean end of ours.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "common/collective/collective.h"
+#include "common/device/device.h"
+#include "common/model/output.h"
+#include "common/model/source.h"
+#include "worker/data/dataset.h"
+#include "worker/ops/ops.h"
+#include "worker/session/attachment.h"
+#include "worker/session/config.h"
+#include "worker/session/control_stream.h"
+#include "worker/session/proposal.h"
+#include "worker/session/sweeper.h"
+#include "worker/step/trainer.h"
+
+namespace slidedp::session {
+
+class Session {
+ public:
+  // `sweeper` outlives the session.
+  Session(const Config& config, Sweeper& sweeper);
+  ~Session();
+
+  // Returns when the daemon says Leave. Any other end is an _exit with the code
+  // of config.h, from whichever thread sees it first, after a line in the log.
+  void Run();
+
+ private:
+  // Main thread, one per message.
+  absl::Status OnPropose(const v1::Propose& propose);
+  absl::Status OnAttach(const v1::Attach& attach);
+  absl::Status OnStart();
+  absl::Status OnOpenOutput();
+  absl::Status OnCommitOutput();
+
+  // Steps of OnAttach.
+  absl::Status PassSource();
+  absl::Status OpenDataset();
+  absl::Status BuildTrainer();
+
+  v1::DaemonMessage NextMessage();
+  void Send(const v1::WorkerMessage& message);
+  v1::WorkerMessage HelloMessage() const;
+
+  void OnDaemonMessage(const v1::DaemonMessage& message);  // control thread
+  void OnStreamEnd(const absl::Status& status);            // control thread
+  void Watch();                                            // watch thread
+
+  // Reports the failure to the daemon, then ends.
+  [[noreturn]] void Fail(const absl::Status& status);
+  // Logs `why` and ends the process. The first caller wins; others wait for the
+  // end.
+  [[noreturn]] void End(ExitCode code, const std::string& why);
+
+  const Config config_;
+  Sweeper& sweeper_;
+
+  // What the daemon's messages lead to, in this order. Destroyed in reverse:
+  // the trainer drains its streams before anything that they use goes.
+  std::optional<Proposal> proposal_;
+  std::optional<Attachment> attachment_;
+  std::optional<model::TensorSource> source_;  // rank 0
+  std::optional<data::Dataset> dataset_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<ops::Ops> ops_;
+  std::unique_ptr<collective::Collective> param_collective_;
+  std::unique_ptr<collective::Collective> grad_collective_;
+  std::unique_ptr<step::Trainer> trainer_;
+  std::unique_ptr<model::OutputFolder> output_;  // rank 0
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::deque<v1::DaemonMessage> messages_;
+  bool stopping_ = false;  // the watch thread ends
+  bool leaving_ = false;   // Leave or Failed: the stream's end is expected
+  bool ending_ = false;    // End has a caller
+  // Set once the words are mapped and the trainer is there; read by the watch
+  // thread.
+  const shm::Mapping* versions_ = nullptr;
+  const shm::Mapping* reports_ = nullptr;
+  const step::Trainer* watched_trainer_ = nullptr;
+  uint64_t device_peak_bytes_ = 0;
+
+  std::unique_ptr<ControlStream> stream_;
+  std::thread watcher_;
+};
+
+}  // namespace slidedp::session
