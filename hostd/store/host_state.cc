@@ -9,9 +9,9 @@ namespace slidedp::hostd {
 namespace {
 
 constexpr shm::SegmentKind kKinds[] = {
-    shm::SegmentKind::kParams,   shm::SegmentKind::kState,
-    shm::SegmentKind::kGrads,    shm::SegmentKind::kVersions,
-    shm::SegmentKind::kReports,  shm::SegmentKind::kExchange,
+    shm::SegmentKind::kParams,  shm::SegmentKind::kState,
+    shm::SegmentKind::kGrads,   shm::SegmentKind::kVersions,
+    shm::SegmentKind::kReports, shm::SegmentKind::kExchange,
 };
 
 }  // namespace

@@ -11,12 +11,11 @@ namespace {
 
 absl::Status Refused(const PlacedTensor& placed, uint64_t element,
                      float value) {
-  const bool finite = (std::bit_cast<uint32_t>(value) & 0x7fffffffu) <
-                      0x7f800000u;
+  const bool finite =
+      (std::bit_cast<uint32_t>(value) & 0x7fffffffu) < 0x7f800000u;
   return InvalidInput(
       placed.ref.file->name,
-      absl::StrCat(placed.tensor->name, "[", element, "]"),
-      absl::StrCat(value),
+      absl::StrCat(placed.tensor->name, "[", element, "]"), absl::StrCat(value),
       finite ? "rounds to infinity in bfloat16" : "not a finite number",
       "use a model whose weights are finite and below 3.39e38");
 }
@@ -85,8 +84,9 @@ absl::Status LoadParameters(const model::TensorSource& source,
         absl::StrCat(head.ref.entry->count(), " elements"),
         absl::StrCat("config.json ties the head to ", head.tensor->name,
                      ", which has ", head.tensor->count),
-        absl::StrCat("set tie_word_embeddings to false in config.json, or take ",
-                     head.ref.entry->name, " out of the file"));
+        absl::StrCat(
+            "set tie_word_embeddings to false in config.json, or take ",
+            head.ref.entry->name, " out of the file"));
   }
   return ForEachPiece(
       {head}, threads,

@@ -22,11 +22,10 @@ absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
             absl::StrCat(tensor.name, ": in none of the model's files"));
       }
       if (ref.entry->count() != tensor.count) {
-        return InvalidInput(
-            ref.file->name, tensor.name,
-            absl::StrCat(ref.entry->count(), " elements"),
-            absl::StrCat("config.json asks for ", tensor.count),
-            "use the weights that belong to this config.json");
+        return InvalidInput(ref.file->name, tensor.name,
+                            absl::StrCat(ref.entry->count(), " elements"),
+                            absl::StrCat("config.json asks for ", tensor.count),
+                            "use the weights that belong to this config.json");
       }
       placed.push_back({static_cast<int>(u), &tensor, ref});
     }
@@ -37,14 +36,13 @@ absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
 PlacedTensor TiedHead(const model::StateLayout& layout,
                       const model::TensorSource& source) {
   PlacedTensor head = {layout.embedding_unit(), nullptr, {nullptr, nullptr}};
-  head.tensor =
-      &layout.units[head.unit].tensor(model::Role::kEmbedding);
+  head.tensor = &layout.units[head.unit].tensor(model::Role::kEmbedding);
   if (layout.tied()) head.ref = source.Find("lm_head.weight");
   return head;
 }
 
-absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors,
-                          int threads, const PieceFunction& work) {
+absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
+                          const PieceFunction& work) {
   // Number of each tensor's first piece.
   std::vector<uint64_t> first_piece;
   uint64_t pieces = 0;

@@ -41,7 +41,7 @@ using PieceFunction = std::function<absl::Status(
 // Calls `work` on every piece, from several threads at once. Returns the error
 // of the first failing piece in tensor order, whatever the thread timing;
 // pieces after it may be left out.
-absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors,
-                          int threads, const PieceFunction& work);
+absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
+                          const PieceFunction& work);
 
 }  // namespace slidedp::hostd

@@ -46,8 +46,8 @@ absl::Status WritePiece(const PlacedTensor& placed, uint64_t first,
     }
     default:
       return absl::InternalError(
-          absl::StrCat(placed.ref.file->name, ": ", entry.name,
-                       ": dtype ", model::DTypeName(entry.dtype),
+          absl::StrCat(placed.ref.file->name, ": ", entry.name, ": dtype ",
+                       model::DTypeName(entry.dtype),
                        " passed validation but can't be written"));
   }
   return PwriteFully(file, data, count * element_bytes,
@@ -62,19 +62,19 @@ absl::StatusOr<std::vector<std::string>> WriteParameters(
     const std::vector<int>& files) {
   if (files.size() != source.files().size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the model has ", source.files().size(),
-                     " files, but ", files.size(), " were given to write"));
+        absl::StrCat("the model has ", source.files().size(), " files, but ",
+                     files.size(), " were given to write"));
   }
   SDP_ASSIGN_OR_RETURN(std::vector<PlacedTensor> tensors,
                        PlaceTensors(state.layout(), source));
   const PlacedTensor head = TiedHead(state.layout(), source);
   if (head.ref.entry != nullptr) {
     if (head.ref.entry->count() != head.tensor->count) {
-      return InvalidInput(head.ref.file->name, head.ref.entry->name,
-                          absl::StrCat(head.ref.entry->count(), " elements"),
-                          absl::StrCat("the tied head has ",
-                                       head.tensor->count),
-                          "write over the files that were loaded");
+      return InvalidInput(
+          head.ref.file->name, head.ref.entry->name,
+          absl::StrCat(head.ref.entry->count(), " elements"),
+          absl::StrCat("the tied head has ", head.tensor->count),
+          "write over the files that were loaded");
     }
     tensors.push_back(head);
   }

@@ -18,10 +18,9 @@ bool UpdateScalar(const PlaneSpan& planes, const G* g, bool decay,
   for (uint64_t i = 0; i < planes.count; ++i) {
     const float gradient = step.grad_scale * ToFloat(g[i]);
     float p = JoinFloat(planes.hi[i], planes.lo[i]) * factor;
-    const float m =
-        step.beta1 * planes.m[i] + step.one_minus_beta1 * gradient;
-    const float v = step.beta2 * planes.v[i] +
-                    (step.one_minus_beta2 * gradient) * gradient;
+    const float m = step.beta1 * planes.m[i] + step.one_minus_beta1 * gradient;
+    const float v =
+        step.beta2 * planes.v[i] + (step.one_minus_beta2 * gradient) * gradient;
     const float denominator =
         std::sqrt(v) / step.sqrt_bias_correction2 + step.eps;
     p = p - step.step_size * (m / denominator);

@@ -3,7 +3,8 @@
 //   p = p * (1 - lr * weight_decay)
 //   m = beta1 * m + (1 - beta1) * g
 //   v = beta2 * v + ((1 - beta2) * g) * g
-//   p = p - (lr / bias_correction1) * (m / (sqrt(v) / sqrt_bias_correction2 + eps))
+//   p = p - (lr / bias_correction1) * (m / (sqrt(v) / sqrt_bias_correction2 +
+//   eps))
 // float32, every operation rounded separately (no fused multiply-add), so the
 // scalar reference and all SIMD targets agree bit for bit.
 #pragma once

@@ -62,15 +62,14 @@ HWY_INLINE bool UpdateVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
                    hn::Mul(hn::Set(df, step.one_minus_beta1), g));
   auto v = hn::Add(hn::Mul(hn::Set(df, step.beta2), old_v),
                    hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
-  const auto denominator = hn::Add(
-      hn::Div(hn::Sqrt(v), hn::Set(df, step.sqrt_bias_correction2)),
-      hn::Set(df, step.eps));
+  const auto denominator =
+      hn::Add(hn::Div(hn::Sqrt(v), hn::Set(df, step.sqrt_bias_correction2)),
+              hn::Set(df, step.eps));
   p = hn::Sub(p, hn::Mul(hn::Set(df, step.step_size), hn::Div(m, denominator)));
 
   auto bits = hn::BitCast(di, p);
-  const auto ok =
-      hn::And(Below(p, 0x7f800000 - 0x8000),  // Splittable
-              hn::And(Below(m, 0x7f800000), Below(v, 0x7f800000)));
+  const auto ok = hn::And(Below(p, 0x7f800000 - 0x8000),  // Splittable
+                          hn::And(Below(m, 0x7f800000), Below(v, 0x7f800000)));
   const bool all_ok = hn::AllTrue(di, ok);
   if (HWY_UNLIKELY(!all_ok)) {
     bits = hn::IfThenElse(ok, bits, old_bits);
@@ -78,10 +77,9 @@ HWY_INLINE bool UpdateVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
     m = hn::IfThenElse(ok_float, m, old_m);
     v = hn::IfThenElse(ok_float, v, old_v);
   }
-  const auto high = hn::ShiftRight<16>(
-      hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
-  const auto low =
-      hn::Sub(bits, hn::BitCast(di, hn::ShiftLeft<16>(high)));
+  const auto high =
+      hn::ShiftRight<16>(hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
+  const auto low = hn::Sub(bits, hn::BitCast(di, hn::ShiftLeft<16>(high)));
   // Both fit: high is in [0, 65535] and low in [-32768, 32767].
   hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, high)), du16, hi);
   hn::StoreU(hn::DemoteTo(di16, low), di16, lo);
@@ -128,8 +126,8 @@ HWY_INLINE bool UpdateRange(const PlaneSpan& planes, const G* g, bool decay,
   bool ok = true;
   uint64_t i = 0;
   for (; i + lanes <= planes.count; i += lanes) {
-    ok &= UpdateVector(planes.hi + i, planes.lo + i, planes.m + i,
-                       planes.v + i, g + i, factor, step);
+    ok &= UpdateVector(planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,
+                       g + i, factor, step);
   }
   if (i < planes.count) {
     ok &= UpdateTail(planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,

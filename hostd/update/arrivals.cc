@@ -20,8 +20,7 @@ Arrivals::Arrivals(HostState& state, const StepWork& work,
 void Arrivals::BeginStep(uint64_t step) {
   step_ = step;
   for (size_t u = 0; u < work_.units.size(); ++u) {
-    missing_starts_[u] =
-        static_cast<int>(work_.units[u].draining_ranks.size());
+    missing_starts_[u] = static_cast<int>(work_.units[u].draining_ranks.size());
   }
   missing_chunks_ = 0;
   for (size_t p = 0; p < work_.pieces.size(); ++p) {
@@ -51,8 +50,8 @@ absl::Status Arrivals::Poll() {
     const uint64_t step_end = (step_ + 1) * work_.chunks(rank);
     if (ready > step_end && !Published()) {
       return absl::FailedPreconditionError(absl::StrCat(
-          "rank ", r, ": grad_ready = ", ready, ": a chunk of step ",
-          step_ + 1, " before the parameters of that step were published"));
+          "rank ", r, ": grad_ready = ", ready, ": a chunk of step ", step_ + 1,
+          " before the parameters of that step were published"));
     }
     for (const uint64_t end = std::min(ready, step_end); seen_[r] < end;
          ++seen_[r]) {
@@ -77,8 +76,7 @@ void Arrivals::Arrive(int rank, uint64_t index) {
   const int unit = work_.pieces[piece].unit;
   --missing_chunks_;
   const bool first =
-      index == 0 ||
-      work_.pieces[work_.piece_of[rank][index - 1]].unit != unit;
+      index == 0 || work_.pieces[work_.piece_of[rank][index - 1]].unit != unit;
   if (first && --missing_starts_[unit] == 0) started_units_.push_back(unit);
   if (--missing_of_piece_[piece] == 0) complete_pieces_.push_back(piece);
 }

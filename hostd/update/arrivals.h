@@ -14,8 +14,7 @@ namespace slidedp::hostd {
 
 class Arrivals {
  public:
-  Arrivals(HostState& state, const StepWork& work,
-           const RankReports& reports);
+  Arrivals(HostState& state, const StepWork& work, const RankReports& reports);
 
   void BeginStep(uint64_t step);
   // Reads every rank's grad_ready once. A counter that goes back, that passes
@@ -37,7 +36,7 @@ class Arrivals {
   const StepWork& work_;
   const RankReports& reports_;
   uint64_t step_ = 0;
-  std::vector<uint64_t> seen_;  // per rank, over all steps
+  std::vector<uint64_t> seen_;       // per rank, over all steps
   std::vector<int> missing_starts_;  // per unit: draining ranks
   std::vector<int> missing_of_piece_;
   uint64_t missing_chunks_ = 0;

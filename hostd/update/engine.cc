@@ -43,8 +43,7 @@ class Engine final : public UpdateEngine {
         work_(MakeStepWork(layout_, state.plan(), state.grad_schedule())),
         reports_(state.reports(), state.plan().ranks),
         arrivals_(state, work_, reports_),
-        workers_(std::make_unique<UpdateWorkers>(state, work_,
-                                                 config.threads)),
+        workers_(std::make_unique<UpdateWorkers>(state, work_, config.threads)),
         on_step_(std::move(on_step)),
         on_failure_(std::move(on_failure)) {
     coordinator_ = std::thread([this] { Coordinate(); });
@@ -126,8 +125,8 @@ void Engine::Stop() {
 void Engine::Coordinate() {
   UseFineTimerSlack();
   absl::Status status;
-  for (uint64_t step = 0;
-       status.ok() && step < config_.schedule.total_steps; ++step) {
+  for (uint64_t step = 0; status.ok() && step < config_.schedule.total_steps;
+       ++step) {
     status = RunStep(step);
   }
   if (status.ok()) status = Await([&] { return !pending_.has_value(); });
@@ -198,10 +197,9 @@ absl::Status Engine::RunEager() {
           SDP_RETURN_IF_ERROR(ReadSquareNorms(unit));
           open[unit] = true;
         }
-        const auto waiting =
-            std::stable_partition(held.begin(), held.end(), [&](int piece) {
-              return !open[work_.pieces[piece].unit];
-            });
+        const auto waiting = std::stable_partition(
+            held.begin(), held.end(),
+            [&](int piece) { return !open[work_.pieces[piece].unit]; });
         PushUpdates({waiting, held.end()});
         held.erase(waiting, held.end());
       }
@@ -248,8 +246,8 @@ absl::Status Engine::RunDeferred() {
     workers_->Skip(pieces);
   } else {
     if (config_.max_grad_norm > 0) {
-      step_.clip_coefficient = static_cast<float>(std::min(
-          1.0, config_.max_grad_norm / (step_.grad_norm + 1e-6)));
+      step_.clip_coefficient = static_cast<float>(
+          std::min(1.0, config_.max_grad_norm / (step_.grad_norm + 1e-6)));
     }
     SetAdamW();
     PushUpdates(pieces);
@@ -327,8 +325,8 @@ std::string Engine::DeferredSkipReason() const {
 
 void Engine::SetAdamW() {
   workers_->SetAdamW(MakeAdamWStep(
-      step_.lr, config_.beta1, config_.beta2, config_.eps,
-      config_.weight_decay, updates_applied_ + 1, step_.clip_coefficient));
+      step_.lr, config_.beta1, config_.beta2, config_.eps, config_.weight_decay,
+      updates_applied_ + 1, step_.clip_coefficient));
 }
 
 void Engine::PushUpdates(const std::vector<int>& pieces) {

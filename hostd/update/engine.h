@@ -32,11 +32,11 @@ struct StepResult {
   uint64_t valid_tokens;
   bool skipped;
   std::string skip_reason;
-  int64_t begin_ns, end_ns;    // first rank's begin, last publication
+  int64_t begin_ns, end_ns;  // first rank's begin, last publication
   // Maximum of the ranks; 0 for ranks whose times came later than the next
   // step's last update.
   int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;
-  int64_t update_ns;           // busiest worker
+  int64_t update_ns;  // busiest worker
 };
 
 class UpdateEngine {

@@ -22,9 +22,9 @@ absl::StatusOr<bool> RankReports::Announced(const shm::Word& flag,
                                             const char* field) const {
   const uint64_t value = flag.value.load(std::memory_order_acquire);
   if (value > step + 1) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", rank, ": step report of step ", step, ": ", field, " = ",
-        value, " announces a step that can't have begun"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, ": step report of step ", step, ": ", field,
+                     " = ", value, " announces a step that can't have begun"));
   }
   return value == step + 1;
 }

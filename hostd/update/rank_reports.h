@@ -38,8 +38,8 @@ class RankReports {
 
  private:
   // Whether the flag announces `step`; an error if it announces a later one.
-  absl::StatusOr<bool> Announced(const shm::Word& flag, uint64_t step,
-                                 int rank, const char* field) const;
+  absl::StatusOr<bool> Announced(const shm::Word& flag, uint64_t step, int rank,
+                                 const char* field) const;
 
   const shm::Reports reports_;
   const int ranks_;

@@ -45,8 +45,8 @@ StepWork MakeStepWork(const model::StateLayout& layout,
 
   for (size_t u = 0; u < layout.units.size(); ++u) {
     UnitWork& unit = work.units[u];
-    const bool cpu = plan.routes(layout.units[u].kind).grads ==
-                     policy::GradRoute::kCpu;
+    const bool cpu =
+        plan.routes(layout.units[u].kind).grads == policy::GradRoute::kCpu;
     unit.host_sums = cpu && plan.ranks > 1;
     std::vector<bool> drains(plan.ranks);
     uint64_t covered = 0;

@@ -28,9 +28,8 @@ UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
     SDP_CHECK(!deferred_ || state.reduced(static_cast<int>(u), 0) != nullptr,
               "no plane for the sums of the ranks' gradients");
     square_norms_[u].resize(
-        deferred_
-            ? CeilDiv(state.layout().units[u].count, kNormBlockElements)
-            : work.units[u].pieces);
+        deferred_ ? CeilDiv(state.layout().units[u].count, kNormBlockElements)
+                  : work.units[u].pieces);
   }
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this, i] { Run(i); });
@@ -209,14 +208,16 @@ absl::Status UpdateWorkers::Update(const Piece& piece, double* square_norm) {
   return absl::OkStatus();
 }
 
-absl::Status UpdateWorkers::UpdateSegment(
-    const Piece& piece, const model::Tensor& tensor, uint64_t begin,
-    uint64_t end, std::span<const bf16* const> sources, double* square_norm) {
+absl::Status UpdateWorkers::UpdateSegment(const Piece& piece,
+                                          const model::Tensor& tensor,
+                                          uint64_t begin, uint64_t end,
+                                          std::span<const bf16* const> sources,
+                                          double* square_norm) {
   bool finite = true;
   if (sources.size() == 1) {
-    finite = AdamWUpdate(state_.planes(piece.unit, begin, end - begin),
-                         sources[0] + (begin - piece.begin), tensor.decay,
-                         adamw_);
+    finite =
+        AdamWUpdate(state_.planes(piece.unit, begin, end - begin),
+                    sources[0] + (begin - piece.begin), tensor.decay, adamw_);
   } else {
     float sum[kSumElements];
     for (uint64_t at = begin; at < end && finite; at += kSumElements) {
@@ -228,10 +229,11 @@ absl::Status UpdateWorkers::UpdateSegment(
     }
   }
   if (finite) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      DescribeUnit(state_.layout(), piece.unit), ", step ", step_, ": ",
-      tensor.name, ": the update left the finite range; lower the learning "
-      "rate or start from the last checkpoint"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(DescribeUnit(state_.layout(), piece.unit), ", step ", step_,
+                   ": ", tensor.name,
+                   ": the update left the finite range; lower the learning "
+                   "rate or start from the last checkpoint"));
 }
 
 void UpdateWorkers::Sum(const Piece& piece) {
@@ -283,8 +285,9 @@ void UpdateWorkers::Consume(const Piece& piece) {
     }
     // Release: the chunks' values were read before.
     if (prefix != before) {
-      state_.versions().grad_free(chunk.rank).store(prefix,
-                                                    std::memory_order_release);
+      state_.versions()
+          .grad_free(chunk.rank)
+          .store(prefix, std::memory_order_release);
     }
   }
 }

@@ -41,7 +41,7 @@ struct Task {
 struct Progress {
   absl::Status failure;  // of a task; nothing is published after one
   int units_published = 0;
-  uint64_t tasks_left = 0;  // queued or running
+  uint64_t tasks_left = 0;   // queued or running
   int64_t published_ns = 0;  // last publication
   int64_t busiest_ns = 0;    // work of the busiest thread
 };

@@ -45,9 +45,9 @@ uint64_t CountViolations(uint64_t begin, uint64_t end) {
     const bool splittable = Splittable(x);
     const bool exact = std::bit_cast<uint32_t>(JoinFloat(hi, lo)) == bits;
     const bool nearest = hi == NearestAway(bits);
-    // Without wrapping: the rest is in [-32768, 32767], half of hi's last place.
-    const bool near =
-        int64_t{bits} - (int64_t{hi} << 16) == int64_t{lo};
+    // Without wrapping: the rest is in [-32768, 32767], half of hi's last
+    // place.
+    const bool near = int64_t{bits} - (int64_t{hi} << 16) == int64_t{lo};
     const bool finite_hi = (hi & 0x7f80u) != 0x7f80u;
     violations += splittable != RoundsToFinite(x);
     if (splittable) violations += !(exact && nearest && near && finite_hi);
@@ -58,8 +58,8 @@ uint64_t CountViolations(uint64_t begin, uint64_t end) {
 TEST(SplitTest, EveryFiniteFloatIsExactAndItsHiIsNearestTiesAway) {
   constexpr uint64_t kPatterns = uint64_t{1} << 32;
   std::atomic<uint64_t> violations = 0;
-  std::thread other([&] { violations += CountViolations(kPatterns / 2,
-                                                        kPatterns); });
+  std::thread other(
+      [&] { violations += CountViolations(kPatterns / 2, kPatterns); });
   violations += CountViolations(0, kPatterns / 2);
   other.join();
   EXPECT_EQ(violations.load(), 0u);

@@ -47,9 +47,9 @@ struct Planes {
         std::bit_cast<uint32_t>(a.m[i]) != std::bit_cast<uint32_t>(b.m[i]) ||
         std::bit_cast<uint32_t>(a.v[i]) != std::bit_cast<uint32_t>(b.v[i])) {
       return ::testing::AssertionFailure()
-             << "element " << i << ": p " << a.p(i) << " / " << b.p(i)
-             << ", m " << a.m[i] << " / " << b.m[i] << ", v " << a.v[i]
-             << " / " << b.v[i];
+             << "element " << i << ": p " << a.p(i) << " / " << b.p(i) << ", m "
+             << a.m[i] << " / " << b.m[i] << ", v " << a.v[i] << " / "
+             << b.v[i];
     }
   }
   return ::testing::AssertionSuccess();
@@ -73,8 +73,8 @@ class Source {
               static_cast<uint32_t>(random_() & 0x80ffffffu));
           break;
         case Values::kHuge:
-          x = std::bit_cast<float>(static_cast<uint32_t>(
-              (random_() & 0x80ffffffu) | 0x7e000000u));
+          x = std::bit_cast<float>(
+              static_cast<uint32_t>((random_() & 0x80ffffffu) | 0x7e000000u));
           break;
         case Values::kAnyBits:
           x = std::bit_cast<float>(static_cast<uint32_t>(random_()));
@@ -160,8 +160,8 @@ TEST_F(AdamWTargetTest, DispatchReachesEveryTargetOfThisCpu) {
 TEST_F(AdamWTargetTest, EqualsScalarBitForBit) {
   for (int64_t target : Targets()) {
     Choose(target);
-    for (Values values : {Values::kUsual, Values::kDenormal, Values::kHuge,
-                          Values::kAnyBits}) {
+    for (Values values :
+         {Values::kUsual, Values::kDenormal, Values::kHuge, Values::kAnyBits}) {
       Source source(values, 7);
       for (uint64_t count = 1; count <= 67; ++count) {
         const uint64_t offset = kMargin + count % 5;
@@ -217,8 +217,7 @@ TEST_F(AdamWTargetTest, RefusesNonFiniteAndLeavesOnlyThoseElements) {
         ASSERT_TRUE(AdamWUpdate(clean.Span(0, kCount), g.data(), true, step));
         g[bad] = value;
         Planes planes = start;
-        EXPECT_FALSE(
-            AdamWUpdate(planes.Span(0, kCount), g.data(), true, step));
+        EXPECT_FALSE(AdamWUpdate(planes.Span(0, kCount), g.data(), true, step));
         Planes expected = clean;
         expected.hi[bad] = start.hi[bad];
         expected.lo[bad] = start.lo[bad];
@@ -265,8 +264,7 @@ TEST(AdamWTest, ScalarIsWithinStatedBoundOfDouble) {
       planes.Add(weights(random), gradients(random), square * square);
       const double p0 = planes.p(0), m0 = planes.m[0], v0 = planes.v[0];
       const float gradient = gradients(random);
-      ASSERT_TRUE(
-          AdamWUpdateScalar(planes.Span(0, 1), &gradient, true, step));
+      ASSERT_TRUE(AdamWUpdateScalar(planes.Span(0, 1), &gradient, true, step));
 
       const double g = scale * gradient;
       const double decayed = p0 * (1 - lr * decay);
@@ -276,8 +274,7 @@ TEST(AdamWTest, ScalarIsWithinStatedBoundOfDouble) {
           std::sqrt(v) / std::sqrt(1 - std::pow(beta2, t)) + eps;
       const double step_size = lr / (1 - std::pow(beta1, t));
       const double p = decayed - step_size * m / denominator;
-      const double m_terms =
-          std::fabs(beta1 * m0) + std::fabs((1 - beta1) * g);
+      const double m_terms = std::fabs(beta1 * m0) + std::fabs((1 - beta1) * g);
       EXPECT_NEAR(planes.m[0], m, 3 * u * m_terms);
       EXPECT_NEAR(planes.v[0], v, 5 * u * v);
       EXPECT_NEAR(planes.p(0), p,

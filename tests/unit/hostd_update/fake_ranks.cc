@@ -1,0 +1,356 @@
+#include "tests/unit/hostd_update/fake_ranks.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <random>
+
+#include "common/base/backoff.h"
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "hostd/store/split.h"
+#include "hostd/update/adamw.h"
+
+namespace slidedp::hostd {
+namespace {
+
+// Odd sizes everywhere. The units lie close together, so that a write past a
+// unit's end meets its neighbour.
+model::StateLayout SmallLayout(bool tied) {
+  model::ModelConfig config;
+  config.family = model::Family::kQwen3;
+  config.hidden = 24;
+  config.layers = 2;
+  config.heads = 3;
+  config.kv_heads = 1;
+  config.head_dim = 10;
+  config.intermediate = 37;
+  config.vocab = 91;
+  config.max_position = 64;
+  config.rms_eps = 1e-6;
+  config.tied = tied;
+  config.qk_norm = true;
+  config.window.assign(config.layers, 0);
+  model::StateLayout layout = model::MakeStateLayout(config);
+  layout.plane_elements = 0;
+  for (model::Unit& unit : layout.units) {
+    unit.plane_offset = layout.plane_elements;
+    layout.plane_elements += unit.count;
+  }
+  return layout;
+}
+
+const bf16* Chunk(const StepScript& step, int rank, int unit) {
+  return step.gradients[rank][unit].data();
+}
+
+}  // namespace
+
+Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
+  const model::StateLayout layout = SmallLayout(o.tied);
+  policy::Plan plan;
+  plan.ranks = o.ranks;
+  plan.embedding.grads = plan.head.grads = o.route;
+  plan.decoder.grads = o.decoder_route.value_or(o.route);
+  plan.update_mode = o.mode;
+  plan.d2h_chunk_bytes = plan.h2d_chunk_bytes = o.chunk_bytes;
+  plan.ring_chunks = o.ring_chunks;
+  plan.update_threads = o.threads;
+  auto created = HostState::Create("test", layout, plan);
+  SDP_CHECK(created.ok(), created.status().ToString());
+  state = *std::move(created);
+
+  config.lr = 1e-2;
+  config.beta1 = 0.9;
+  config.beta2 = 0.99;
+  config.eps = 1e-8;
+  config.weight_decay = 0.1;
+  config.schedule = {policy::LrScheduleKind::kLinear, 2, o.steps, 0};
+  config.max_grad_norm =
+      o.mode == policy::UpdateMode::kDeferred ? o.max_grad_norm : 0;
+  config.threads = o.threads;
+
+  // The same weights and per-rank gradients for every route, chunk size and
+  // thread count.
+  std::mt19937 random(seed);
+  std::normal_distribution<float> weights(0, 0.1f);
+  std::uniform_int_distribution<int> units_of_gradient(-100, 100);
+  for (size_t u = 0; u < layout.units.size(); ++u) {
+    const PlaneSpan planes =
+        state->planes(static_cast<int>(u), 0, layout.units[u].count);
+    for (uint64_t i = 0; i < planes.count; ++i) {
+      SplitFloat(weights(random), planes.hi[i], planes.lo[i]);
+    }
+  }
+  for (uint64_t s = 0; s < o.steps; ++s) {
+    StepScript step;
+    for (int r = 0; r < o.ranks; ++r) {
+      step.loss_sums.push_back(100.0 + 10 * r + static_cast<double>(s));
+      std::vector<std::vector<bf16>> units;
+      for (const model::Unit& unit : layout.units) {
+        // Steps 1 and 3 are below the clip norm.
+        const float scale = s % 2 == 1 ? 0x1p-20f : 0x1p-10f;
+        std::vector<bf16> g(unit.count);  // padding: zero
+        for (const model::Tensor& tensor : unit.tensors) {
+          for (uint64_t i = 0; i < tensor.count; ++i) {
+            g[tensor.offset + i] = FloatToBf16Even(
+                scale * static_cast<float>(units_of_gradient(random)));
+          }
+        }
+        units.push_back(std::move(g));
+      }
+      step.gradients.push_back(std::move(units));
+    }
+    script.push_back(std::move(step));
+  }
+}
+
+policy::GradRoute Job::route(int unit) const {
+  return state->plan().routes(state->layout().units[unit].kind).grads;
+}
+
+const bf16* Job::Drained(uint64_t step, int rank, int unit) const {
+  const bool own = route(unit) == policy::GradRoute::kCpu;
+  return Chunk(script[step], own ? rank : 0, unit);
+}
+
+Snapshot Snapshot::Of(const HostState& state) {
+  Snapshot copy;
+  for (size_t u = 0; u < state.layout().units.size(); ++u) {
+    const PlaneSpan p =
+        state.planes(static_cast<int>(u), 0, state.layout().units[u].count);
+    copy.hi.insert(copy.hi.end(), p.hi, p.hi + p.count);
+    copy.lo.insert(copy.lo.end(), p.lo, p.lo + p.count);
+    for (uint64_t i = 0; i < p.count; ++i) {
+      copy.m.push_back(std::bit_cast<uint32_t>(p.m[i]));
+      copy.v.push_back(std::bit_cast<uint32_t>(p.v[i]));
+    }
+  }
+  return copy;
+}
+
+namespace {
+
+// Sum of the ranks, as the unit's update gets it: float32 in eager mode,
+// rounded to BF16 in deferred mode.
+std::vector<float> Reduced(const Job& job, uint64_t step, int unit) {
+  const StepScript& script = job.script[step];
+  const uint64_t count = script.gradients[0][unit].size();
+  std::vector<float> g(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    g[i] = Bf16ToFloat(script.gradients[0][unit][i]);
+    if (job.route(unit) != policy::GradRoute::kCpu || job.options.ranks == 1) {
+      continue;
+    }
+    for (int r = 1; r < job.options.ranks; ++r) {
+      g[i] += Bf16ToFloat(script.gradients[r][unit][i]);
+    }
+    if (job.options.mode == policy::UpdateMode::kDeferred) {
+      g[i] = Bf16ToFloat(FloatToBf16Even(g[i]));
+    }
+  }
+  return g;
+}
+
+}  // namespace
+
+Snapshot Reference(const Job& job, const Snapshot& start, uint64_t steps) {
+  Snapshot now = start;
+  const model::StateLayout& layout = job.state->layout();
+  uint64_t t = 0;
+  for (uint64_t s = 0; s < steps; ++s) {
+    std::vector<std::vector<float>> reduced;
+    double square_norm = 0;
+    for (size_t u = 0; u < layout.units.size(); ++u) {
+      reduced.push_back(Reduced(job, s, static_cast<int>(u)));
+      for (float g : reduced.back()) square_norm += double{g} * g;
+    }
+    double loss = 0;
+    for (double sum : job.script[s].loss_sums) loss += sum;
+    const bool deferred = job.options.mode == policy::UpdateMode::kDeferred;
+    if (job.script[s].valid_tokens == 0 ||
+        (deferred && !(std::isfinite(loss) && std::isfinite(square_norm)))) {
+      continue;
+    }
+    double c = 1;
+    if (job.config.max_grad_norm > 0) {
+      c = std::min(1.0,
+                   job.config.max_grad_norm / (std::sqrt(square_norm) + 1e-6));
+    }
+    const AdamWStep step =
+        MakeAdamWStep(job.config.lr * policy::LrFactor(job.config.schedule, s),
+                      job.config.beta1, job.config.beta2, job.config.eps,
+                      job.config.weight_decay, ++t, static_cast<float>(c));
+    uint64_t unit_begin = 0;
+    for (size_t u = 0; u < layout.units.size(); ++u) {
+      for (const model::Tensor& tensor : layout.units[u].tensors) {
+        const uint64_t at = unit_begin + tensor.offset;
+        const bool ok = AdamWUpdateScalar(
+            {now.hi.data() + at, now.lo.data() + at,
+             reinterpret_cast<float*>(now.m.data() + at),
+             reinterpret_cast<float*>(now.v.data() + at), tensor.count},
+            reduced[u].data() + tensor.offset, tensor.decay, step);
+        SDP_CHECK(ok, "the reference left the finite range");
+      }
+      unit_begin += layout.units[u].count;
+    }
+  }
+  return now;
+}
+
+FakeRanks::FakeRanks(Job& job, Deviations deviations)
+    : job_(job), deviations_(std::move(deviations)) {
+  for (int r = 0; r < job.options.ranks; ++r) {
+    threads_.emplace_back([this, r] { Run(r); });
+  }
+}
+
+FakeRanks::~FakeRanks() {
+  Abandon();
+  Join();
+}
+
+bool FakeRanks::Join() {
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
+  return finished_ == job_.options.ranks;
+}
+
+bool FakeRanks::Await(const std::function<bool()>& ready) {
+  Backoff backoff;
+  while (!ready()) {
+    if (abandoned_) return false;
+    backoff.Pause();
+  }
+  return true;
+}
+
+void FakeRanks::Run(int rank) {
+  for (uint64_t step = 0; step < job_.options.steps; ++step) {
+    if (!RunStep(rank, step)) return;
+  }
+  ++finished_;
+}
+
+bool FakeRanks::RunStep(int rank, uint64_t step) {
+  HostState& state = *job_.state;
+  const StepScript& script = job_.script[step];
+  shm::Reports& reports = state.reports();
+  shm::StepReport& report = reports.step(rank, step);
+
+  // The host thread enqueues a step ahead of the device.
+  if (step > 0 && !Await([&] {
+        return state.versions().param_version(0).load(
+                   std::memory_order_acquire) >= step - 1;
+      })) {
+    return false;
+  }
+  report.valid_tokens = script.valid_tokens;
+  report.begin_ns = MonotonicNs();
+  if (deviations_.before_begun && !deviations_.before_begun(rank, step)) {
+    return false;
+  }
+  report.begun.value.store(step + 1, std::memory_order_release);
+
+  // Forward.
+  for (size_t u = 0; u < state.layout().units.size(); ++u) {
+    if (!Await([&] {
+          return state.versions().param_version(u).load(
+                     std::memory_order_acquire) >= step;
+        })) {
+      return false;
+    }
+    // Every element of the version is there; a torn update would be a race.
+    const PlaneSpan planes =
+        state.planes(static_cast<int>(u), 0, state.layout().units[u].count);
+    uint32_t sum = 0;
+    for (uint64_t i = 0; i < planes.count; ++i) sum += planes.hi[i];
+    [[maybe_unused]] volatile uint32_t sink = sum;
+  }
+  report.loss_sum = script.loss_sums[rank];
+  report.loss_ready.value.store(step + 1, std::memory_order_release);
+
+  // Backward.
+  const policy::GradSchedule& schedule = state.grad_schedule();
+  const std::vector<policy::GradChunk>& chunks = schedule.chunks[rank];
+  int unit = -1;
+  for (uint64_t i = 0; i < chunks.size(); ++i) {
+    const policy::GradChunk& chunk = chunks[i];
+    const bf16* values = job_.Drained(step, rank, chunk.unit);
+    if (chunk.unit != unit) {
+      unit = chunk.unit;
+      double square_norm = 0;  // of all that this rank drains of the unit
+      for (const policy::GradChunk& other : chunks) {
+        if (other.unit != unit) continue;
+        for (uint64_t k = 0; k < other.count; ++k) {
+          const double g = Bf16ToFloat(values[other.begin + k]);
+          square_norm += g * g;
+        }
+      }
+      reports.unit_square_norm(rank, unit) = square_norm;
+    }
+    const uint64_t number = step * chunks.size() + i;
+    if (!Await([&] {
+          return state.versions().grad_free(rank).load(
+                     std::memory_order_acquire) +
+                     schedule.slots[rank] >
+                 number;
+        })) {
+      return false;
+    }
+    std::memcpy(const_cast<bf16*>(state.grad_chunk(rank, number)),
+                values + chunk.begin, chunk.count * sizeof(bf16));
+    if (deviations_.before_chunk && !deviations_.before_chunk(rank, step, i)) {
+      return false;
+    }
+    reports.grad_ready(rank).store(number + 1, std::memory_order_release);
+  }
+
+  if (deviations_.before_times && !deviations_.before_times(rank, step)) {
+    return false;
+  }
+  if (rank == deviations_.rank_without_times) return true;
+  report.end_ns = MonotonicNs();
+  report.deliver_ns = 1 + rank;
+  report.compute_ns = 10 + rank;
+  report.reduce_ns = 100 + rank;
+  report.drain_ns = 1000 + rank;
+  report.stall_ns = 10000 + rank;
+  report.times_ready.value.store(step + 1, std::memory_order_release);
+  return true;
+}
+
+Outcome RunJob(Job& job, Deviations deviations) {
+  Outcome outcome;
+  std::mutex mutex;
+  std::condition_variable changed;
+  auto engine = UpdateEngine::Start(
+      *job.state, job.config,
+      [&](const StepResult& result) {
+        std::lock_guard lock(mutex);
+        outcome.results.push_back(result);
+        changed.notify_all();
+      },
+      [&](const absl::Status& status) {
+        std::lock_guard lock(mutex);
+        outcome.failures.push_back(status);
+        changed.notify_all();
+      });
+  FakeRanks ranks(job, std::move(deviations));
+  {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] {
+      return outcome.results.size() == job.options.steps ||
+             !outcome.failures.empty();
+    });
+  }
+  outcome.steps_done = engine->steps_done();
+  engine->Stop();
+  return outcome;
+}
+
+}  // namespace slidedp::hostd
