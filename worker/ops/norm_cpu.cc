@@ -1,0 +1,58 @@
+#include <cmath>
+
+#include "worker/ops/cpu_ops.h"
+#include "worker/ops/simd.h"
+
+namespace slidedp::ops {
+namespace {
+constexpr int64_t kRows = 16;     // of a range
+constexpr int64_t kColumns = 64;  // of a range
+}  // namespace
+
+absl::Status CpuOps::RmsNormForward(ConstAct x, const bf16* w, int64_t tokens,
+                                    int64_t hidden, double eps, Act out,
+                                    float* rstd, Stream& stream) {
+  return Enqueue(stream, [=, this] {
+    ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        const float* row = static_cast<const float*>(x) + t * hidden;
+        const double mean = simd::Dot(row, row, hidden) / hidden;
+        rstd[t] = static_cast<float>(1.0 / std::sqrt(mean + eps));
+        simd::NormScale(row, w, rstd[t], hidden,
+                        static_cast<float*>(out) + t * hidden);
+      }
+    });
+  });
+}
+
+absl::Status CpuOps::RmsNormBackward(ConstAct x, const bf16* w,
+                                     const float* rstd, ConstAct d_out,
+                                     int64_t tokens, int64_t hidden, bool add,
+                                     Act d_x, float* d_w, Stream& stream) {
+  return Enqueue(stream, [=, this] {
+    const float* in = static_cast<const float*>(x);
+    const float* d_y = static_cast<const float*>(d_out);
+    // Before d_x is written, which may be d_out.
+    ForRanges(hidden, kColumns, [&](int64_t begin, int64_t end) {
+      double sums[kColumns] = {};
+      for (int64_t t = 0; t < tokens; ++t) {
+        simd::NormWeightGradient(in + t * hidden + begin,
+                                 d_y + t * hidden + begin, rstd[t], end - begin,
+                                 sums);
+      }
+      simd::AddDoubleToFloat(sums, end - begin, d_w + begin);
+    });
+    ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        const int64_t row = t * hidden;
+        const double r = rstd[t];
+        const double dot = simd::DotWeighted(d_y + row, in + row, w, hidden);
+        simd::NormBackward(in + row, w, d_y + row, rstd[t],
+                           static_cast<float>(r * r * r * dot / hidden), add,
+                           hidden, static_cast<float*>(d_x) + row);
+      }
+    });
+  });
+}
+
+}  // namespace slidedp::ops

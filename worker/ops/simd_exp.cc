@@ -1,0 +1,142 @@
+// What needs an exponential: softmax, its gradient, SwiGLU.
+#include <limits>
+
+#include "worker/ops/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "worker/ops/simd_exp.cc"
+// clang-format off
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "hwy/contrib/math/math-inl.h"
+#include "worker/ops/simd_rows-inl.h"
+// clang-format on
+
+HWY_BEFORE_NAMESPACE();
+namespace slidedp::ops::simd {
+namespace HWY_NAMESPACE {
+
+// hn::Exp gives 0 for what is not a number; a diverged model must not look
+// like a small probability.
+template <class D, class V>
+HWY_INLINE V Exponential(D d, V x) {
+  return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
+}
+
+float Max(const float* x, size_t n) {
+  const hn::ScalableTag<float> d;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  const size_t lanes = hn::Lanes(d);
+  auto max0 = hn::Set(d, lowest), max1 = max0;
+  size_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    max0 = hn::Max(max0, hn::LoadU(d, x + i));
+    max1 = hn::Max(max1, hn::LoadU(d, x + i + lanes));
+  }
+  float max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(max0, max1)));
+  for (; i < n; ++i) max = x[i] > max ? x[i] : max;
+  return max;
+}
+
+double ExpSum(float max, size_t n, float* x) {
+  const hn::ScalableTag<float> d;
+  const DoubleTag dd;
+  const size_t lanes = hn::Lanes(d);
+  const auto shift = hn::Set(d, max);
+  auto sums = hn::Zero(dd);
+  size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    hn::StoreU(Exponential(d, hn::Sub(hn::LoadU(d, x + i), shift)), d, x + i);
+    for (size_t part = 0; part < lanes; part += hn::Lanes(dd)) {
+      sums = hn::Add(sums, LoadDouble(dd, x + i + part));
+    }
+  }
+  double sum = hn::GetLane(hn::SumOfLanes(dd, sums));
+  const hn::CappedTag<float, 1> one;
+  for (; i < n; ++i) {
+    x[i] = hn::GetLane(Exponential(one, hn::Set(one, x[i] - max)));
+    sum += x[i];
+  }
+  return sum;
+}
+
+void SoftmaxBackward(float lse, float delta, float scale, size_t n,
+                     float* scores, float* d_p) {
+  ForFloats(n, [&](auto d, size_t i) HWY_ATTR {
+    const auto p =
+        Exponential(d, hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, lse)));
+    hn::StoreU(p, d, scores + i);
+    const auto pull = hn::Sub(hn::LoadU(d, d_p + i), hn::Set(d, delta));
+    hn::StoreU(hn::Mul(hn::Mul(p, pull), hn::Set(d, scale)), d, d_p + i);
+  });
+}
+
+// s = 1 / (1 + exp(-x)) and 1 - s without cancellation, both from exp(-|x|): no
+// argument overflows.
+template <class D, class V>
+HWY_INLINE void Sigmoid(D d, V x, V& s, V& one_minus_s) {
+  const auto one = hn::Set(d, 1.0f);
+  const auto e = Exponential(d, hn::Neg(hn::Abs(x)));
+  const auto large = hn::Div(one, hn::Add(one, e));
+  const auto small = hn::Mul(e, large);
+  const auto negative = hn::Lt(x, hn::Zero(d));
+  s = hn::IfThenElse(negative, small, large);
+  one_minus_s = hn::IfThenElse(negative, large, small);
+}
+
+void SwiGlu(const float* gate, const float* up, size_t n, float* out) {
+  ForFloats(n, [&](auto d, size_t i) HWY_ATTR {
+    const auto g = hn::LoadU(d, gate + i);
+    hn::Vec<decltype(d)> s, one_minus_s;
+    Sigmoid(d, g, s, one_minus_s);
+    const auto silu = hn::Mul(g, s);
+    hn::StoreU(hn::Mul(silu, hn::LoadU(d, up + i)), d, out + i);
+  });
+}
+
+void SwiGluBackward(const float* gate, const float* up, const float* d_out,
+                    size_t n, float* d_gate, float* d_up) {
+  ForFloats(n, [&](auto d, size_t i) HWY_ATTR {
+    const auto one = hn::Set(d, 1.0f);
+    const auto g = hn::LoadU(d, gate + i), u = hn::LoadU(d, up + i);
+    const auto dy = hn::LoadU(d, d_out + i);
+    hn::Vec<decltype(d)> s, one_minus_s;
+    Sigmoid(d, g, s, one_minus_s);
+    // silu'(g) = s (1 + g (1 - s))
+    const auto slope = hn::Mul(s, hn::Add(one, hn::Mul(g, one_minus_s)));
+    hn::StoreU(hn::Mul(hn::Mul(dy, u), slope), d, d_gate + i);
+    hn::StoreU(hn::Mul(dy, hn::Mul(g, s)), d, d_up + i);
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace slidedp::ops::simd
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace slidedp::ops::simd {
+
+HWY_EXPORT(Max);
+HWY_EXPORT(ExpSum);
+HWY_EXPORT(SoftmaxBackward);
+HWY_EXPORT(SwiGlu);
+HWY_EXPORT(SwiGluBackward);
+
+float Max(const float* x, size_t n) { return HWY_DYNAMIC_DISPATCH(Max)(x, n); }
+double ExpSum(float max, size_t n, float* x) {
+  return HWY_DYNAMIC_DISPATCH(ExpSum)(max, n, x);
+}
+void SoftmaxBackward(float lse, float delta, float scale, size_t n,
+                     float* scores, float* d_p) {
+  HWY_DYNAMIC_DISPATCH(SoftmaxBackward)(lse, delta, scale, n, scores, d_p);
+}
+void SwiGlu(const float* gate, const float* up, size_t n, float* out) {
+  HWY_DYNAMIC_DISPATCH(SwiGlu)(gate, up, n, out);
+}
+void SwiGluBackward(const float* gate, const float* up, const float* d_out,
+                    size_t n, float* d_gate, float* d_up) {
+  HWY_DYNAMIC_DISPATCH(SwiGluBackward)(gate, up, d_out, n, d_gate, d_up);
+}
+
+}  // namespace slidedp::ops::simd
+#endif  // HWY_ONCE
