@@ -26,6 +26,7 @@ constexpr absl::string_view kPeerLeft =
 // that left counts as ready: the call that follows says so.
 absl::Status WaitFor(int socket, short events, int64_t deadline_ns,
                      absl::string_view what) {
+  if (socket < 0) return ErrnoStatus(EBADF, what);  // poll would ignore it
   pollfd entry = {socket, events, 0};
   while (true) {
     const int64_t left = std::max<int64_t>(deadline_ns - MonotonicNs(), 0);
