@@ -102,11 +102,11 @@ absl::Status ValidateSource(const StateLayout& layout,
     }
   }
   if (problems.empty()) return absl::OkStatus();
-  absl::string_view file =
-      source.files().empty() ? "model" : source.files().front().name;
+  std::string files = "no file";
+  if (!source.files().empty()) files = source.files().front().name;
+  if (source.files().size() > 1) files += " and the other shards";
   return absl::InvalidArgumentError(absl::StrCat(
-      file, source.files().size() > 1 ? " and the other shards" : "",
-      ": tensors do not fit config.json: ", problems.Text()));
+      files, ": tensors do not fit config.json: ", problems.Text()));
 }
 
 }  // namespace slidedp::model

@@ -1,5 +1,7 @@
 #include "tests/testing/tiny_model.h"
 
+#include <fcntl.h>
+
 #include <cstring>
 #include <filesystem>
 #include <utility>
@@ -51,7 +53,10 @@ const char* TorchName(DType dtype) {
 }
 
 void WriteOrAbort(const std::string& path, const std::string& contents) {
-  absl::Status status = WriteFileAtomically(path, contents);
+  auto fd = OpenFile(path, O_WRONLY | O_CREAT | O_TRUNC);
+  SDP_CHECK(fd.ok(), fd.status().ToString());
+  absl::Status status =
+      PwriteFully(fd->get(), contents.data(), contents.size(), 0, path);
   SDP_CHECK(status.ok(), status.ToString());
 }
 
