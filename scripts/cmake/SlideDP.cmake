@@ -18,8 +18,8 @@ endif()
 
 # -ffp-contract=off: every numeric path rounds where its source says so, so
 # that SIMD targets and the scalar references agree bit for bit.
-add_compile_options(-Wall -Wextra -Werror=return-type -Wno-unused-parameter
-                    -ffp-contract=off)
+add_compile_options(
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror=return-type;-Wno-unused-parameter;-ffp-contract=off>")
 if(SLIDEDP_SANITIZE STREQUAL "address")
   add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer
                       -fno-sanitize-recover=undefined)
