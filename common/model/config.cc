@@ -25,7 +25,8 @@ constexpr int64_t kMaxHeadDim = 4096;
 constexpr int64_t kMaxQueryDim = int64_t{1} << 22;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxPosition = int64_t{1} << 31;
+// Positions and windows fit 32-bit kernels' arithmetic.
+constexpr int64_t kMaxPosition = int64_t{1} << 30;
 constexpr int kMaxJsonDepth = 32;
 
 struct FamilyRow {
@@ -212,8 +213,9 @@ absl::Status ParseWindows(const ConfigFields& fields, ModelConfig& config) {
       slides = used;
       break;
   }
-  if (slides && *size < 1) {
-    return fields.Bad("sliding_window", "must be at least 1",
+  if (slides && (*size < 1 || *size > kMaxPosition)) {
+    return fields.Bad("sliding_window",
+                      absl::StrCat("must be from 1 to ", kMaxPosition),
                       "null means full attention");
   }
   const json* types = fields.Find("layer_types");
