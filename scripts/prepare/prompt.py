@@ -1,5 +1,6 @@
 """One chat prompt to token ids, and generated ids back to text.
 
+  python -P -m prepare.prompt stops --model DIR         -> 2,7
   python -P -m prepare.prompt encode --model DIR TEXT   -> 1,2,3
   python -P -m prepare.prompt decode --model DIR 4,5,6  -> text
 """
@@ -33,13 +34,15 @@ def decode(model, ids):
 
 def main():
     parser = argparse.ArgumentParser(prog="prompt")
-    parser.add_argument("verb", choices=("encode", "decode"))
+    parser.add_argument("verb", choices=("encode", "decode", "stops"))
     parser.add_argument("--model", required=True)
-    parser.add_argument("value")
+    parser.add_argument("value", nargs="?", default="")
     options = parser.parse_args()
     try:
         model = ModelFolder(options.model)
-        if options.verb == "encode":
+        if options.verb == "stops":
+            print(",".join(map(str, sorted(model.stop_ids))))
+        elif options.verb == "encode":
             print(",".join(map(str, encode(model, options.value))))
         else:
             ids = [int(token) for token in options.value.split(",") if token]
