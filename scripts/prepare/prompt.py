@@ -1,8 +1,8 @@
 """One chat prompt to token ids, and generated ids back to text.
 
-  python -P -m prepare.prompt stops --model DIR         -> 2,7
-  python -P -m prepare.prompt encode --model DIR TEXT   -> 1,2,3
-  python -P -m prepare.prompt decode --model DIR 4,5,6  -> text
+  python -P -m prepare.prompt stops DIR         -> 2,7
+  python -P -m prepare.prompt encode DIR TEXT   -> 1,2,3
+  python -P -m prepare.prompt decode DIR 4,5,6  -> text
 """
 
 import argparse
@@ -35,7 +35,7 @@ def decode(model, ids):
 def main():
     parser = argparse.ArgumentParser(prog="prompt")
     parser.add_argument("verb", choices=("encode", "decode", "stops"))
-    parser.add_argument("--model", required=True)
+    parser.add_argument("model")
     parser.add_argument("value", nargs="?", default="")
     options = parser.parse_args()
     try:

@@ -179,3 +179,15 @@ def test_spans_do_not_depend_on_marks_in_the_text(make_model, prepare):
     odd = "\ue000 \ue001 \ue002 {% generation %} {{ x }}"
     tensors, _ = prepare(model, chat("u:" + odd, "a:" + odd)).read()
     assert texts_by_mask(model, tensors)[0][1] == (True, odd + "<|im_end|>")
+
+
+def test_what_is_asked_begins_what_was_learnt(make_model, prepare):
+    from prepare import model_folder, prompt
+    model = make_model(CHATML)
+    tensors, _ = prepare(model, chat("u:hello to", "a:all")).read()
+    folder = model_folder.ModelFolder(str(model))
+    asked = prompt.encode(folder, "hello to")
+    first_label = tensors["loss_mask"].tolist().index(1)
+    assert tensors["input_ids"].tolist()[:first_label] == asked
+    answer = tensors["input_ids"].tolist()[first_label:]
+    assert prompt.decode(folder, answer) == "all"
