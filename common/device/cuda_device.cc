@@ -225,6 +225,7 @@ absl::Status ReadProperties(CudaContext& context) {
 void PrepareCudaProcess() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
   setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
+  setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/1);
 }
 
 absl::StatusOr<int> CudaDeviceCount() {

@@ -29,10 +29,11 @@ struct CudaOptions {
   size_t registration_piece_bytes = size_t{4} << 30;
 };
 
-// Sets what the CUDA driver reads from the environment when it starts, over
+// Sets what CUDA and NCCL read from the environment when they start, over
 // whatever is there: CUDA_DEVICE_MAX_CONNECTIONS=32 (a stream that waits must
-// not hold up others) and CUDA_MODULE_LOADING=EAGER (a kernel's first launch
-// must not wait for the device). From main, before any thread and CUDA call.
+// not hold up others), CUDA_MODULE_LOADING=EAGER (a kernel's first launch must
+// not wait for the device) and NCCL_RUNTIME_CONNECT=0 (nor an operation's).
+// From main, before any thread and CUDA call.
 void PrepareCudaProcess();
 
 // GPUs visible to this process. Unavailable: no driver or none visible.
