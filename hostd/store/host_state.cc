@@ -37,20 +37,15 @@ absl::StatusOr<std::unique_ptr<HostState>> HostState::Create(
     state->segments_.push_back(std::move(segment));
   }
 
-  const shm::WordsHeader header = {
-      .magic = shm::kVersionsMagic,
-      .layout_version = shm::kWordsLayoutVersion,
-      .world_size = static_cast<uint64_t>(plan.ranks),
-      .units = layout.units.size(),
-      .state_layout_hash = layout.hash,
-      .plan_hash = policy::PlanHash(plan),
-  };
+  shm::WordsHeader header = {};
+  header.world_size = plan.ranks;
+  header.units = layout.units.size();
+  header.state_layout_hash = layout.hash;
+  header.plan_hash = policy::PlanHash(plan);
   state->versions_ = shm::Versions::Initialise(
       state->data(shm::SegmentKind::kVersions), header);
-  shm::WordsHeader reports_header = header;
-  reports_header.magic = shm::kReportsMagic;
-  state->reports_ = shm::Reports::Initialise(
-      state->data(shm::SegmentKind::kReports), reports_header);
+  state->reports_ =
+      shm::Reports::Initialise(state->data(shm::SegmentKind::kReports), header);
   return state;
 }
 
