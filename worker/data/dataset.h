@@ -3,16 +3,19 @@
 //
 // File: safetensors with `input_ids` int32 [N], `loss_mask` uint8 [N] (1: the
 // token is a label), `doc_offsets` int64 [D + 1] (0 = first, N = last,
-// ascending). Metadata: "format" = "slidedp-dataset", "version" = "1",
-// "layout" = "stream" (documents joined, cut into sequences of equal length,
-// the tail dropped) or "documents" (one document a sequence, cut at
-// sequence_length, padded by length), "tokenizer_sha256".
+// strictly ascending), and no other tensor. Metadata: "format" =
+// "slidedp-dataset", "version" = "1", "layout" = "stream" (documents joined,
+// cut into sequences of equal length, the tail dropped) or "documents" (one
+// document a sequence, cut at sequence_length, padded by length). Other
+// metadata ("tokenizer_sha256" ...) is for people and tools; it is not read
+// here.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,6 +34,8 @@ class Dataset {
   uint64_t tokens() const { return input_ids_.size(); }
   // Labels over all sequences, as Fill would give them.
   uint64_t valid_tokens() const { return valid_tokens_; }
+  // Labels of one sequence.
+  uint64_t LabelCount(uint64_t sequence) const;
   int64_t sequence_length() const { return sequence_length_; }
 
   // ids[sequence_length]: tokens, then 0. labels[sequence_length]: label of
@@ -39,6 +44,10 @@ class Dataset {
   void Fill(uint64_t sequence, int32_t* ids, int32_t* labels) const;
 
  private:
+  Dataset() = default;
+  // Tokens [first, second) of the file.
+  std::pair<uint64_t, uint64_t> Extent(uint64_t sequence) const;
+
   std::vector<int32_t> input_ids_;
   std::vector<uint8_t> loss_mask_;
   std::vector<int64_t> doc_offsets_;
