@@ -12,13 +12,13 @@ import sys
 
 MAX_LINES = 400
 
-CUDA_FILE = re.compile(r"(_cuda\.[a-z]+|\.cuh?|^nccl_.*)$")
+CUDA_FILE = re.compile(r"_cuda\.[a-z]+$|\.cuh?$|^(cuda|nccl)_")
 CUDA_USE = re.compile(
     r"#include\s*[<\"](cuda|cublas|cudnn|nccl|curand|cub/)"
     r"|\b(cuda|cublasLt|cublas|cudnn|nccl|cu)[A-Z]\w*\s*\("
     r"|__global__|__device__|#\s*if.*\b(SLIDEDP_CUDA|__CUDACC__)\b")
 # CMake may name CUDA where it switches it on.
-CUDA_CMAKE = {"CMakeLists.txt", "SlideDP.cmake"}
+CUDA_CMAKE = {"CMakeLists.txt", "SlideDP.cmake", "Cuda.cmake"}
 
 # folder -> what its files may include, by prefix. The longest key counts.
 MAY_INCLUDE = {
@@ -77,7 +77,8 @@ def check(name, text):
         if UNFINISHED.search(line) and base != "check_structure.py":
             yield f"{where}: unfinished work: {line.strip()}"
         if source and not CUDA_FILE.search(base) and CUDA_USE.search(code):
-            yield f"{where}: CUDA outside *_cuda.*, *.cu, *.cuh, nccl_*"
+            yield (f"{where}: CUDA outside cuda_*, nccl_*, *_cuda.*, *.cu,"
+                   " *.cuh")
         if base.endswith((".txt", ".cmake")):
             if "CUDA" in code and base not in CUDA_CMAKE:
                 yield f"{where}: CUDA outside {', '.join(sorted(CUDA_CMAKE))}"
