@@ -13,8 +13,13 @@ if(SLIDEDP_CCACHE)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLIDEDP_CCACHE})
 endif()
 enable_language(CUDA)
+if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  # CMake 3.25 does not know that nvcc 12 and newer take it.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
 find_package(CUDAToolkit 12.5 REQUIRED)
 add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall>"
                     "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")

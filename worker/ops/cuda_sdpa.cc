@@ -26,7 +26,7 @@ absl::Status CudnnStatus(cudnnStatus_t status, absl::string_view what) {
       absl::StrCat(what, ": ", cudnnGetErrorString(status)));
 }
 
-absl::Status FrontendStatus(const fe::error_t& error, absl::string_view what) {
+absl::Status FrontendStatus(fe::error_t error, absl::string_view what) {
   if (error.is_good()) return absl::OkStatus();
   return absl::UnimplementedError(
       absl::StrCat(what, ": ", error.get_message()));
@@ -91,7 +91,7 @@ class Plan : public SdpaPlan {
                        {kDV, p.d_v}});
     }
     try {
-      const fe::error_t error =
+      fe::error_t error =
           graph_->execute(handle_.get(), pointers, workspace);
       if (error.is_good()) return absl::OkStatus();
       return absl::InternalError(
