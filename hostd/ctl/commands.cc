@@ -217,10 +217,10 @@ ExitCode Doctor(const Context& context) {
 }
 
 ExitCode Version(const Context& context) {
-  absl::StatusOr<v1::VersionReply> daemon = context.socket_error;
-  if (context.socket_error.ok()) {
-    daemon = ControlClient(context.socket).Version();
-  }
+  absl::StatusOr<v1::VersionReply> daemon =
+      context.socket_error.ok()
+          ? ControlClient(context.socket).Version()
+          : absl::StatusOr<v1::VersionReply>(context.socket_error);
   if (context.json()) {
     Json json = JsonDocument();
     json["client"] =

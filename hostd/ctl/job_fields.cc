@@ -12,9 +12,9 @@ using Read =
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxPathBytes = 4096;
 constexpr uint64_t kMaxRanks = 64;
-constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 24;
-constexpr uint64_t kMaxBatch = uint64_t{1} << 24;
-constexpr uint64_t kMaxSteps = uint64_t{1} << 40;
+constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
+constexpr uint64_t kMaxBatch = uint64_t{1} << 20;
+constexpr uint64_t kMaxSteps = 1'000'000'000;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
 constexpr uint64_t kMaxThreads = 4096;
 
@@ -158,7 +158,7 @@ std::vector<JobField> MakeFields() {
        Integer(1, kMaxSteps, "100", SDP_SET(set_steps), true)},
       {"epochs", "3", "passes over the data", ReadEpochs},
       {"optimizer.lr", "5e-5", "peak learning rate",
-       Real({0, 100}, "5e-5", SDP_SET_IN(optimizer, set_lr))},
+       Real({0, 10, true}, "5e-5", SDP_SET_IN(optimizer, set_lr))},
       {"optimizer.beta1", "0.9", "",
        Real({0, 1, false, true}, "0.9", SDP_SET_IN(optimizer, set_beta1))},
       {"optimizer.beta2", "0.999", "",
@@ -166,7 +166,7 @@ std::vector<JobField> MakeFields() {
       {"optimizer.eps", "1e-8", "",
        Real({1e-30, 1}, "1e-8", SDP_SET_IN(optimizer, set_eps))},
       {"optimizer.weight_decay", "0.0", "not applied to norms and biases",
-       Real({0, 100}, "0.01", SDP_SET_IN(optimizer, set_weight_decay))},
+       Real({0, 10}, "0.01", SDP_SET_IN(optimizer, set_weight_decay))},
       {"schedule.kind", "linear", "linear, constant, cosine",
        Word<v1::ScheduleKind>({{"linear", v1::SCHEDULE_KIND_LINEAR},
                                {"constant", v1::SCHEDULE_KIND_CONSTANT},

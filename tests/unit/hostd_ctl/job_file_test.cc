@@ -1,0 +1,472 @@
+#include "hostd/ctl/job_file.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/testing/random.h"
+#include "tests/testing/status_matchers.h"
+
+namespace slidedp::ctl {
+namespace {
+
+using ::google::protobuf::util::MessageDifferencer;
+using ::slidedp::testing::StatusIs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+absl::StatusOr<v1::JobSpec> Parse(absl::string_view text,
+                                  const std::vector<std::string>& sets = {}) {
+  return ParseJobFile(text, "job.yaml", sets);
+}
+
+TEST(JobFileTest, DefaultsAreThoseOfAHuggingFaceUser) {
+  v1::JobSpec spec = DefaultJobSpec();
+  EXPECT_EQ(spec.version(), 1);
+  EXPECT_EQ(spec.ranks(), 1);
+  EXPECT_EQ(spec.device(), v1::DEVICE_KIND_AUTO);
+  EXPECT_EQ(spec.batch_size(), 8);
+  EXPECT_EQ(spec.micro_batch_size(), 1);
+  EXPECT_EQ(spec.optimizer().lr(), 5e-5);
+  EXPECT_EQ(spec.optimizer().beta1(), 0.9);
+  EXPECT_EQ(spec.optimizer().beta2(), 0.999);
+  EXPECT_EQ(spec.optimizer().eps(), 1e-8);
+  EXPECT_EQ(spec.optimizer().weight_decay(), 0);
+  EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_LINEAR);
+  EXPECT_EQ(spec.schedule().warmup_steps(), 0);
+  EXPECT_EQ(spec.max_grad_norm(), 1.0);
+  EXPECT_EQ(spec.seed(), 42);
+  // Found later: from the model, the data and the file's name.
+  EXPECT_EQ(spec.sequence_length(), 0);
+  EXPECT_EQ(spec.steps(), 0);
+  EXPECT_EQ(spec.epochs(), 0);
+  EXPECT_EQ(spec.name(), "");
+}
+
+TEST(JobFileTest, AnEmptyMapIsTheDefaults) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("{}"));
+  EXPECT_TRUE(MessageDifferencer::Equals(spec, DefaultJobSpec()));
+}
+
+TEST(JobFileTest, PrintedDefaultsParseBackToTheDefaults) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(PrintDefaults()));
+  v1::JobSpec expected = DefaultJobSpec();
+  expected.set_model("/path/to/model");
+  expected.set_data("/path/to/data.safetensors");
+  expected.set_output("/path/to/output");
+  expected.set_epochs(3);
+  EXPECT_TRUE(MessageDifferencer::Equals(spec, expected)) << spec.DebugString();
+}
+
+TEST(JobFileTest, PrintedDefaultsNameEveryKey) {
+  std::string text = PrintDefaults();
+  for (const std::string& key : JobFileKeys()) {
+    std::string last = key.substr(key.rfind('.') + 1);
+    EXPECT_THAT(text, HasSubstr(absl::StrCat(last, ": "))) << key;
+  }
+}
+
+TEST(JobFileTest, ReadsEveryField) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(R"(
+name: run-1.a_B
+model: models/tiny
+data: "data with space.safetensors"
+output: ../out
+ranks: 2
+device: cpu
+sequence_length: 256
+batch_size: 16
+micro_batch_size: 2
+steps: 100
+optimizer: {lr: 1e-4, beta1: 0.8, beta2: 0.95, eps: 1.0e-6, weight_decay: 0.1}
+schedule:
+  kind: cosine
+  warmup_steps: 10
+  min_lr_ratio: 0.1
+max_grad_norm: 0.5
+seed: 18446744073709551615
+routes: {params: sharded, grads: gpu_sharded, reduce: bf16}
+tuning:
+  h2d_chunk_bytes: 1048576
+  d2h_chunk_bytes: 524288
+  window_slots: 3
+  grad_slots: 4
+  ring_chunks: 5
+  head_chunk_tokens: 64
+  compute_threads: 1
+  update_threads: 7
+launch: manual
+)"));
+  EXPECT_EQ(spec.name(), "run-1.a_B");
+  EXPECT_EQ(spec.model(), "models/tiny");
+  EXPECT_EQ(spec.data(), "data with space.safetensors");
+  EXPECT_EQ(spec.output(), "../out");
+  EXPECT_EQ(spec.ranks(), 2);
+  EXPECT_EQ(spec.device(), v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(spec.sequence_length(), 256);
+  EXPECT_EQ(spec.batch_size(), 16);
+  EXPECT_EQ(spec.micro_batch_size(), 2);
+  EXPECT_EQ(spec.steps(), 100);
+  EXPECT_EQ(spec.epochs(), 0);
+  EXPECT_EQ(spec.optimizer().lr(), 1e-4);
+  EXPECT_EQ(spec.optimizer().beta1(), 0.8);
+  EXPECT_EQ(spec.optimizer().beta2(), 0.95);
+  EXPECT_EQ(spec.optimizer().eps(), 1e-6);
+  EXPECT_EQ(spec.optimizer().weight_decay(), 0.1);
+  EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_COSINE);
+  EXPECT_EQ(spec.schedule().warmup_steps(), 10);
+  EXPECT_EQ(spec.schedule().min_lr_ratio(), 0.1);
+  EXPECT_EQ(spec.max_grad_norm(), 0.5);
+  EXPECT_EQ(spec.seed(), 18446744073709551615u);
+  EXPECT_EQ(spec.routes().params(), v1::PARAM_ROUTE_SHARDED);
+  EXPECT_EQ(spec.routes().grads(), v1::GRAD_ROUTE_GPU_SHARDED);
+  EXPECT_EQ(spec.routes().reduce(), v1::REDUCE_DTYPE_BF16);
+  EXPECT_EQ(spec.tuning().h2d_chunk_bytes(), 1048576);
+  EXPECT_EQ(spec.tuning().d2h_chunk_bytes(), 524288);
+  EXPECT_EQ(spec.tuning().window_slots(), 3);
+  EXPECT_EQ(spec.tuning().grad_slots(), 4);
+  EXPECT_EQ(spec.tuning().ring_chunks(), 5);
+  EXPECT_EQ(spec.tuning().head_chunk_tokens(), 64);
+  EXPECT_EQ(spec.tuning().compute_threads(), 1);
+  EXPECT_EQ(spec.tuning().update_threads(), 7);
+  EXPECT_EQ(spec.launch(), v1::LAUNCH_KIND_MANUAL);
+}
+
+TEST(JobFileTest, AScheduleMayBeOneWord) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("schedule: constant\n"));
+  EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_CONSTANT);
+}
+
+TEST(JobFileTest, NullMaxGradNormMeansNoClipping) {
+  for (const char* text :
+       {"max_grad_norm: null\n", "max_grad_norm: ~\n", "max_grad_norm:\n"}) {
+    ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(text));
+    EXPECT_FALSE(spec.has_max_grad_norm()) << text;
+  }
+}
+
+TEST(JobFileTest, UnknownKeysSuggestTheNearestKnownOne) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"batchsize: 4\n", "did you mean batch_size?"},
+      {"learning_rate: 4\n", "unknown key"},
+      {"lr: 1e-4\n", "did you mean optimizer.lr?"},
+      {"optimiser: {lr: 1}\n", "did you mean optimizer?"},
+      {"optimizer: {betal: 0.9}\n", "did you mean optimizer.beta1?"},
+      {"optimizer: {weight-decay: 0.9}\n",
+       "did you mean optimizer.weight_decay?"},
+      {"warmup_steps: 5\n", "did you mean schedule.warmup_steps?"},
+      {"max_gradnorm: 1\n", "did you mean max_grad_norm?"},
+      {"Model: x\n", "did you mean model?"},
+      {"zzzzzzzzzzzzz: 1\n", "--print-defaults"},
+      {"optimizer.lr: 1e-4\n", "write `optimizer:`"},
+      {"version: 1\n", "unknown key"},
+      {"model_config_json: x\n", "unknown key"},
+  };
+  for (const auto& [text, part] : cases) {
+    EXPECT_THAT(Parse(text),
+                StatusIs(kInvalid, AllOf(HasSubstr("job.yaml"),
+                                         HasSubstr("line 1"), HasSubstr(part))))
+        << text;
+  }
+}
+
+struct BadValue {
+  const char* text;
+  const char* field;  // as the message names it
+  const char* value;
+};
+
+TEST(JobFileTest, AWrongValueIsNamedWithFileFieldLineAndRemedy) {
+  const BadValue cases[] = {
+      {"x: 1", "x", ""},
+      {"ranks: two", "ranks", "two"},
+      {"ranks: 0", "ranks", "0"},
+      {"ranks: -1", "ranks", "-1"},
+      {"ranks: 65", "ranks", "65"},
+      {"ranks: 1.5", "ranks", "1.5"},
+      {"ranks: 1e1", "ranks", "1e1"},
+      {"ranks: 0x2", "ranks", "0x2"},
+      {"ranks: '2'", "ranks", "2"},
+      {"ranks: [2]", "ranks", "[...]"},
+      {"ranks: {n: 2}", "ranks", "{...}"},
+      {"ranks:", "ranks", "null"},
+      {"ranks: 99999999999999999999", "ranks", "99999999999999999999"},
+      {"ranks: 1 2", "ranks", "1 2"},
+      {"batch_size: true", "batch_size", "true"},
+      {"batch_size: 1_000", "batch_size", "1_000"},
+      {"micro_batch_size: 0", "micro_batch_size", "0"},
+      {"sequence_length: 1", "sequence_length", "1"},
+      {"steps: 0", "steps", "0"},
+      {"steps: all", "steps", "all"},
+      {"epochs: 0", "epochs", "0"},
+      {"epochs: -1", "epochs", "-1"},
+      {"epochs: nan", "epochs", "nan"},
+      {"epochs: .inf", "epochs", ".inf"},
+      {"epochs: 1e400", "epochs", "1e400"},
+      {"optimizer: {lr: fast}", "optimizer.lr", "fast"},
+      {"optimizer: {lr: -1e-5}", "optimizer.lr", "-1e-5"},
+      {"optimizer: {lr: 0}", "optimizer.lr", "0"},
+      {"optimizer: {lr: '1e-5'}", "optimizer.lr", "1e-5"},
+      {"optimizer: {lr: 1e-5x}", "optimizer.lr", "1e-5x"},
+      {"optimizer: {lr: infinity}", "optimizer.lr", "infinity"},
+      {"optimizer: {lr: 0x1p-3}", "optimizer.lr", "0x1p-3"},
+      {"optimizer: {lr: }", "optimizer.lr", "null"},
+      {"optimizer: {beta1: 1}", "optimizer.beta1", "1"},
+      {"optimizer: {beta2: 1.5}", "optimizer.beta2", "1.5"},
+      {"optimizer: {eps: 0}", "optimizer.eps", "0"},
+      {"optimizer: {weight_decay: -0.1}", "optimizer.weight_decay", "-0.1"},
+      {"optimizer: 5", "optimizer", "5"},
+      {"optimizer: [lr, 5]", "optimizer", "[...]"},
+      {"optimizer:", "optimizer", "null"},
+      {"schedule: {kind: step}", "schedule.kind", "step"},
+      {"schedule: polynomial", "schedule.kind", "polynomial"},
+      {"schedule: [linear]", "schedule", "[...]"},
+      {"schedule: {min_lr_ratio: 2}", "schedule.min_lr_ratio", "2"},
+      {"schedule: {warmup_steps: -1}", "schedule.warmup_steps", "-1"},
+      {"max_grad_norm: 0", "max_grad_norm", "0"},
+      {"max_grad_norm: none", "max_grad_norm", "none"},
+      {"max_grad_norm: -1", "max_grad_norm", "-1"},
+      {"seed: -1", "seed", "-1"},
+      {"seed: 18446744073709551616", "seed", "18446744073709551616"},
+      {"device: gpu", "device", "gpu"},
+      {"device: CPU", "device", "CPU"},
+      {"device: ", "device", "null"},
+      {"launch: slurm", "launch", "slurm"},
+      {"routes: {params: half}", "routes.params", "half"},
+      {"routes: {grads: gpu}", "routes.grads", "gpu"},
+      {"routes: {reduce: fp64}", "routes.reduce", "fp64"},
+      {"tuning: {window_slots: -2}", "tuning.window_slots", "-2"},
+      {"tuning: {h2d_chunk_bytes: 4MiB}", "tuning.h2d_chunk_bytes", "4MiB"},
+      {"model: ", "model", "null"},
+      {"model: ''", "model", ""},
+      {"model: [a]", "model", "[...]"},
+      {"model: ~/model", "model", "~/model"},
+      {"name: a/b", "name", "a/b"},
+      {"name: 'a b'", "name", "a b"},
+      {"name: ''", "name", ""},
+  };
+  for (const BadValue& bad : cases) {
+    auto spec = ParseJobFile(absl::StrCat("# one\n# two\n", bad.text, "\n"),
+                             "dir/job.yaml", {});
+    EXPECT_THAT(spec, StatusIs(kInvalid,
+                               AllOf(HasSubstr("dir/job.yaml: "),
+                                     HasSubstr(bad.field), HasSubstr("line 3"),
+                                     HasSubstr(bad.value), HasSubstr("; "))))
+        << bad.text;
+  }
+}
+
+TEST(JobFileTest, StepsAndEpochsExcludeEachOther) {
+  EXPECT_THAT(Parse("epochs: 2\nsteps: 10\n"),
+              StatusIs(kInvalid, AllOf(HasSubstr("steps (line 2)"),
+                                       HasSubstr("epochs"))));
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("epochs: 2\nsteps: null\n"));
+  EXPECT_EQ(spec.epochs(), 2);
+  EXPECT_EQ(spec.steps(), 0);
+}
+
+TEST(JobFileTest, SetGoesOverTheFileAndIsYaml) {
+  ASSERT_OK_AND_ASSIGN(
+      v1::JobSpec spec,
+      Parse("optimizer: {lr: 1, beta1: 0.5}\nranks: 2\n",
+            {"optimizer.lr=1e-4", "ranks=4", "max_grad_norm=null",
+             "schedule={kind: cosine, min_lr_ratio: 0.25}", "name='x'",
+             "model=a=b"}));
+  EXPECT_EQ(spec.optimizer().lr(), 1e-4);
+  EXPECT_EQ(spec.optimizer().beta1(), 0.5);
+  EXPECT_EQ(spec.ranks(), 4);
+  EXPECT_FALSE(spec.has_max_grad_norm());
+  EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_COSINE);
+  EXPECT_EQ(spec.schedule().min_lr_ratio(), 0.25);
+  EXPECT_EQ(spec.name(), "x");
+  EXPECT_EQ(spec.model(), "a=b");
+}
+
+TEST(JobFileTest, TheLastSetWins) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("{}", {"ranks=2", "ranks=3"}));
+  EXPECT_EQ(spec.ranks(), 3);
+}
+
+TEST(JobFileTest, SetOfStepsReplacesEpochsAndTheOtherWayRound) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec steps, Parse("epochs: 2\n", {"steps=5"}));
+  EXPECT_EQ(steps.steps(), 5);
+  EXPECT_EQ(steps.epochs(), 0);
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec epochs, Parse("steps: 5\n", {"epochs=2"}));
+  EXPECT_EQ(epochs.steps(), 0);
+  EXPECT_EQ(epochs.epochs(), 2);
+}
+
+TEST(JobFileTest, ABadSetSaysSo) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"ranks", "not key=value"},
+      {"=2", "not key=value"},
+      {"rank=2", "did you mean ranks?"},
+      {"optimizer.lr=fast", "optimizer.lr = fast"},
+      {"optimizer.lr=", "optimizer.lr"},
+      {"optimizer=3", "optimizer = 3"},
+      {"optimizer={lr: 1, lr: 2}", "given twice"},
+      {"ranks=[", "line 1"},
+      {"ranks=&a 2", "anchors"},
+      {"ranks=2\nseed: 3", "ranks"},
+  };
+  for (const auto& [text, part] : cases) {
+    EXPECT_THAT(Parse("{}", {text}),
+                StatusIs(kInvalid, AllOf(HasSubstr("--set"), HasSubstr(part))))
+        << text;
+  }
+  EXPECT_OK(CheckSets({"ranks=nonsense", "optimizer={}"}));
+  EXPECT_THAT(CheckSets({"ranks=2", "rnaks=2"}), StatusIs(kInvalid));
+}
+
+// Hostile text: one error each, naming the file; no crash, no long run.
+TEST(JobFileTest, HostileTextIsOneErrorEach) {
+  std::string laughs = "a: &a [x,x,x,x,x,x,x,x,x]\n";
+  for (char c = 'b'; c <= 'j'; ++c) {
+    char p = static_cast<char>(c - 1);
+    std::string refs;
+    for (int i = 0; i < 9; ++i)
+      absl::StrAppend(&refs, i ? "," : "", "*", std::string(1, p));
+    absl::StrAppend(&laughs, std::string(1, c), ": &", std::string(1, c), " [",
+                    refs, "]\n");
+  }
+  std::string merge = "base: &b {lr: 1}\noptimizer:\n  <<: *b\n";
+  std::string deep_block;
+  for (int i = 0; i < 200; ++i) {
+    absl::StrAppend(&deep_block, std::string(i, ' '), "k:\n");
+  }
+  std::string long_key(60'000, 'k');
+  std::vector<std::string> hostile = {
+      "",
+      "null",
+      "42",
+      "just text",
+      "'quoted'",
+      "- a\n- b\n",
+      "[]",
+      "[{}]",
+      laughs,
+      merge,
+      "<<: {ranks: 2}\n",
+      deep_block,
+      std::string(50'000, '['),
+      std::string(50'000, '{'),
+      std::string(50'000, ']'),
+      std::string(50'000, '-'),
+      std::string(50'000, '?'),
+      std::string(50'000, ':'),
+      std::string(50'000, '&'),
+      std::string(50'000, '*'),
+      std::string(50'000, '!'),
+      std::string(50'000, '|'),
+      std::string(50'000, '>'),
+      std::string(50'000, '%'),
+      std::string(50'000, '"'),
+      std::string(50'000, '\''),
+      std::string(50'000, ','),
+      std::string(60'000, 'a'),
+      std::string(25'000, '\t') + "a: 1",
+      std::string("? ") + std::string(20'000, '?'),
+      long_key + ": 1",
+      "ranks: " + std::string(60'000, '9'),
+      "optimizer: {lr: 1" + std::string(50'000, '0') + "}",
+      "optimizer: {lr: 0." + std::string(50'000, '1') + "}",
+      "name: " + std::string(60'000, 'n'),
+      "model: " + std::string(60'000, 'm'),
+      std::string(70'000, '#'),
+      std::string("ranks: 1\0", 9),
+      std::string("\0", 1),
+      "\xff\xfe"
+      "r\0a\0",
+      "\xfe\xff",
+      "\xef\xbb\xbfranks: x",
+      "ranks: 1\n\x1b[2J",
+      "ranks: \"\\x00\"",
+      "ranks: \"\\uD800\"",
+      "ranks: \"\\U00110000\"",
+      "ranks: \"unterminated",
+      "ranks: 'unterminated",
+      "ranks: {unterminated",
+      "ranks: [unterminated",
+      "ranks: }",
+      "ranks: ]",
+      "ranks: 1 : 2 : 3",
+      "ranks: |\n  1\n",
+      "ranks: >-\n  1\n",
+      "ranks: !!binary AAAA",
+      "ranks: !!python/object:os.system {}",
+      "!!map {ranks: 1}",
+      "&root {ranks: 1}",
+      "%YAML 9.9\n---\nranks: 1\n",
+      "%TAG ! tag:x,2000:\n---\nranks: x\n",
+      "---\nranks: 1\n---\nranks: 2\n",
+      "ranks: 1\n...\njunk",
+      "ranks: 1\nranks: 2\n",
+      "? ranks\n: ? 1\n  : 2\n",
+      "{ranks: 1, ranks: 1}",
+      "{ranks}",
+      "ranks: @x",
+      "ranks: `x`",
+      "ranks: %x",
+      "\tranks: 1",
+      "ranks:\n\t- 1",
+      "optimizer: {lr: {lr: {lr: {lr: 1}}}}",
+      "? {ranks: 1}\n: 1",
+      "[ranks: 1]",
+      "ranks: *ranks",
+      "ranks: &r *r",
+  };
+  ASSERT_GE(hostile.size(), 70);
+  for (const std::string& text : hostile) {
+    auto spec = Parse(text);
+    EXPECT_THAT(spec, StatusIs(kInvalid, HasSubstr("job.yaml")))
+        << text.substr(0, 60);
+    if (!spec.ok()) {
+      EXPECT_LT(spec.status().message().size(), 1000) << text.substr(0, 60);
+      EXPECT_EQ(spec.status().message().find('\n'), absl::string_view::npos);
+    }
+  }
+}
+
+// Random damage to a good file never gives anything but a spec or one error.
+TEST(JobFileTest, RandomDamageGivesASpecOrOneError) {
+  const std::string good = PrintDefaults();
+  const std::string alphabet = "{}[]:,-?&*!|>'\"%@`# \n\t0a\\~<=.";
+  testing::Random random(7);
+  for (int round = 0; round < 3000; ++round) {
+    std::string text = good;
+    int edits = 1 + static_cast<int>(random.Below(4));
+    for (int i = 0; i < edits; ++i) {
+      size_t at = random.Below(text.size());
+      char c = alphabet[random.Below(alphabet.size())];
+      switch (random.Below(4)) {
+        case 0:
+          text[at] = c;
+          break;
+        case 1:
+          text.insert(at, 1, c);
+          break;
+        case 2:
+          text.erase(at, 1 + random.Below(20));
+          break;
+        default:
+          text[at] = static_cast<char>(random.Below(256));
+      }
+    }
+    auto spec = Parse(text);
+    if (!spec.ok()) {
+      ASSERT_EQ(spec.status().code(), kInvalid) << text;
+      ASSERT_THAT(std::string(spec.status().message()), HasSubstr("job.yaml"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace slidedp::ctl
