@@ -4,16 +4,16 @@ import argparse
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 import numpy as np
+
+from private_daemon import (Daemon, read_safetensors, write_dataset,
+                            write_safetensors)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PARAM_ROUTES = ("full", "sharded")
@@ -26,43 +26,6 @@ EXACT = {"logits_rel": 2e-5, "grad_rel": 2e-5, "loss_rel": 2e-5,
 ROUNDED = {"loss_rel": 2e-4, "master_abs": 5e-5}
 FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
             "Qwen3ForCausalLM"}
-NUMPY = {"F32": np.float32, "BF16": np.uint16, "I64": np.int64,
-         "I32": np.int32, "U8": np.uint8}
-
-
-def read_safetensors(path):
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:8 + size])
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        raw = np.frombuffer(data[8 + size + begin:8 + size + end],
-                            NUMPY[entry["dtype"]])
-        if entry["dtype"] == "BF16":
-            raw = (raw.astype(np.uint32) << 16).view(np.float32)
-        tensors[name] = raw.reshape(entry["shape"])
-    return tensors
-
-
-def write_safetensors(path, tensors, metadata):
-    names = {np.dtype(np.float32): "F32", np.dtype(np.int64): "I64",
-             np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
-    header, at = {"__metadata__": metadata}, 0
-    order = sorted(tensors, key=lambda n: -tensors[n].dtype.itemsize)
-    for name in order:
-        tensor = tensors[name]
-        header[name] = {"dtype": names[tensor.dtype],
-                        "shape": list(tensor.shape),
-                        "data_offsets": [at, at + tensor.nbytes]}
-        at += tensor.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(np.ascontiguousarray(tensors[name]).tobytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,47 +51,6 @@ def configs(ranks_list):
                 yield Config(ranks, "sharded", grads, "bf16", 1)
 
 
-class Daemon:
-    """A private slidedpd."""
-
-    def __init__(self, binaries, scratch):
-        self.binaries = binaries
-        self.socket = scratch / "run" / "slidedpd.sock"
-        self.log = open(scratch / "slidedpd.log", "w+b")
-        (scratch / "run").mkdir()
-        self.process = subprocess.Popen(
-            [binaries / "slidedpd", "--runtime-dir", scratch / "run",
-             "--state-dir", scratch / "state"],
-            stdout=self.log, stderr=self.log)
-        for _ in range(600):
-            if self.process.poll() is not None:
-                break
-            if self.call("version", check=False).returncode == 0:
-                return
-            time.sleep(0.05)
-        self.log.seek(0)
-        sys.exit("slidedpd did not start:\n" + self.log.read().decode())
-
-    def call(self, *arguments, check=True):
-        result = subprocess.run(
-            [self.binaries / "slidedpctl", "--socket", self.socket,
-             "-o", "json", *map(str, arguments)],
-            capture_output=True, text=True)
-        if check and result.returncode != 0:
-            raise RuntimeError(f"slidedpctl {' '.join(map(str, arguments))}: "
-                               f"{result.stderr.strip()}")
-        return result
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise RuntimeError("slidedpd did not stop on SIGTERM")
-
-
 class Case:
     def __init__(self, folder, scratch):
         self.folder = folder
@@ -138,8 +60,13 @@ class Case:
         # float32 weights in, so that the output holds the exact masters.
         self.model = scratch / "model"
         self.model.mkdir(parents=True)
-        for name in ("config.json", "generation_config.json"):
-            shutil.copyfile(folder / "model" / name, self.model / name)
+        shutil.copyfile(folder / "model" / "generation_config.json",
+                        self.model / "generation_config.json")
+        # The reference models were cast to BF16 as a whole, rope's inverse
+        # frequencies included (found by recomputing their logits).
+        config = json.loads((folder / "model" / "config.json").read_text())
+        config["rope_parameters"]["inverse_frequency_dtype"] = "bfloat16"
+        (self.model / "config.json").write_text(json.dumps(config, indent=2))
         write_safetensors(self.model / "model.safetensors",
                           read_safetensors(folder / "model" /
                                            "model.safetensors"),
@@ -151,14 +78,8 @@ class Case:
         if not np.array_equal(ids[mask], labels[mask]):
             raise ValueError(f"{folder}: a label is not its token")
         self.data = scratch / "data.safetensors"
-        write_safetensors(
-            self.data,
-            {"input_ids": ids.reshape(-1),
-             "loss_mask": mask.astype(np.uint8).reshape(-1),
-             "doc_offsets": np.arange(self.sequences + 1, dtype=np.int64)
-                            * self.length},
-            {"format": "slidedp-dataset", "version": "1",
-             "layout": "documents", "tokenizer_sha256": "none"})
+        write_dataset(self.data, ids, mask,
+                      np.arange(self.sequences + 1) * self.length)
 
     def spec(self, config, output, device):
         optimizer = self.meta["optimizer"]
@@ -185,11 +106,8 @@ class Case:
         """(largest relative loss error, largest absolute master error)."""
         output = self.scratch / "output"
         shutil.rmtree(output, ignore_errors=True)
-        file = self.scratch / "job.yaml"
-        file.write_text(json.dumps(self.spec(config, output, device)))
-        submitted = daemon.call("submit", file, "--wait")
-        job = json.loads(submitted.stdout.splitlines()[0])["id"]
-        shown = json.loads(daemon.call("show", job).stdout)
+        job = daemon.submit(self.spec(config, output, device), "--wait")
+        shown = daemon.json("show", job)
         records = [json.loads(line) for line in
                    (pathlib.Path(shown["log_folder"]) / "metrics.jsonl")
                    .read_text().splitlines()]
@@ -253,7 +171,8 @@ def main():
 
 def run_case(folder, scratch, daemon, binaries, ranks_list, device):
     case = Case(folder, scratch)
-    probe = subprocess.run([binaries / "slidedp-golden-probe", folder],
+    probe = subprocess.run([binaries / "slidedp-golden-probe", folder,
+                            case.model],
                            capture_output=True, text=True)
     if probe.returncode != 0:
         raise RuntimeError(probe.stderr)

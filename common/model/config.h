@@ -22,6 +22,10 @@ struct RopeConfig {
   double low_freq_factor = 0;
   double high_freq_factor = 0;
   double original_max_position = 0;
+  // rope_parameters.inverse_frequency_dtype = "bfloat16": inverse frequencies
+  // are rounded to BF16, as in a model that was cast to BF16 as a whole, this
+  // buffer included. transformers keeps them in float32 when it loads a model.
+  bool bf16_inverse_frequencies = false;
 };
 
 struct ModelConfig {

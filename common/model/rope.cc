@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/bf16.h"
 #include "common/base/status.h"
 #include "common/model/strict_json.h"
 
@@ -115,6 +116,13 @@ absl::StatusOr<RopeConfig> ParseRope(const ConfigFields& fields,
                         "keep one of them");
     }
     rope = newer;
+    SDP_ASSIGN_OR_RETURN(std::optional<std::string> dtype,
+                         inner.OptionalString("inverse_frequency_dtype"));
+    if (dtype.has_value() && *dtype != "float32" && *dtype != "bfloat16") {
+      return inner.Bad("inverse_frequency_dtype", "unsupported",
+                       "use \"float32\" or \"bfloat16\"");
+    }
+    rope.bf16_inverse_frequencies = dtype == "bfloat16";
     SDP_ASSIGN_OR_RETURN(std::optional<double> inner_theta,
                          inner.OptionalReal("rope_theta", 1, kMaxTheta));
     if (theta.has_value() && inner_theta.has_value() &&
@@ -159,7 +167,8 @@ std::vector<float> RopeInverseFrequencies(const ModelConfig& config) {
         f = (1 - t) * f / factor + t * f;
       }
     }
-    frequencies[i] = f;
+    frequencies[i] =
+        rope.bf16_inverse_frequencies ? Bf16ToFloat(FloatToBf16Even(f)) : f;
   }
   return frequencies;
 }

@@ -1,6 +1,6 @@
 // Step-0 logits and gradients of one golden case, computed by the trainer on
 // the CPU device in float32, against the case's golden.safetensors:
-//   slidedp-golden-probe CASE_FOLDER -> one JSON object.
+//   slidedp-golden-probe CASE_FOLDER MODEL_FOLDER -> one JSON object.
 // Errors are max |ours - golden| / max |golden| per tensor.
 #include <fcntl.h>
 #include <stdlib.h>
@@ -133,6 +133,7 @@ absl::Status WriteDataset(const std::string& path,
 }
 
 absl::StatusOr<nlohmann::json> Probe(const std::string& folder,
+                                     const std::string& model,
                                      const std::string& scratch) {
   SDP_ASSIGN_OR_RETURN(const Golden golden, Golden::Open(folder));
   std::vector<int64_t> shape;
@@ -141,7 +142,7 @@ absl::StatusOr<nlohmann::json> Probe(const std::string& folder,
   if (shape.size() != 2) return absl::InvalidArgumentError("input_ids shape");
   const int64_t sequences = shape[0], length = shape[1];
   testing::LocalJobOptions options;
-  options.model = absl::StrCat(folder, "/model");
+  options.model = model;
   options.data = absl::StrCat(scratch, "/dataset.safetensors");
   SDP_RETURN_IF_ERROR(
       WriteDataset(options.data, ids, labels, sequences, length));
@@ -193,8 +194,8 @@ absl::StatusOr<nlohmann::json> Probe(const std::string& folder,
 }  // namespace slidedp
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::fprintf(stderr, "usage: %s CASE_FOLDER\n", argv[0]);
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: %s CASE_FOLDER MODEL_FOLDER\n", argv[0]);
     return 2;
   }
   char scratch[] = "/tmp/slidedp-golden-XXXXXX";
@@ -202,7 +203,7 @@ int main(int argc, char** argv) {
     std::perror("mkdtemp");
     return 1;
   }
-  const auto result = slidedp::Probe(argv[1], scratch);
+  const auto result = slidedp::Probe(argv[1], argv[2], scratch);
   unlink((std::string(scratch) + "/dataset.safetensors").c_str());
   rmdir(scratch);
   if (!result.ok()) {

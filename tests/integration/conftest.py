@@ -1,0 +1,155 @@
+"""Real processes: a private slidedpd, its workers, slidedpctl."""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from private_daemon import (Daemon, read_safetensors, write_dataset,  # noqa
+                            write_safetensors)
+
+GOLDENS = ROOT / "tests" / "goldens"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--build", default=str(ROOT / "build" / "dev"),
+                     help="the build whose binaries are tested")
+    parser.addoption("--kills", type=int, default=100,
+                     help="how often the kill tests kill")
+
+
+@pytest.fixture(scope="session")
+def binaries(request):
+    folder = pathlib.Path(request.config.getoption("--build")) / "bin"
+    for name in ("slidedpd", "slidedp-worker", "slidedpctl"):
+        assert (folder / name).exists(), f"build {name} first"
+    return folder
+
+
+@pytest.fixture
+def daemon(binaries, tmp_path):
+    (tmp_path / "daemon").mkdir()
+    daemon = Daemon(binaries, tmp_path / "daemon")
+    yield daemon
+    daemon.stop()
+
+
+class Job:
+    """A tiny job's files. Change the attributes, then spec()."""
+
+    def __init__(self, folder, case="llama_tied", sequences=8, length=24):
+        self.folder = folder
+        self.model = folder / "model"
+        shutil.copytree(GOLDENS / case / "model", self.model)
+        for path in self.model.iterdir():
+            path.chmod(0o644)
+        (self.model / "tokenizer.json").write_text('{"a tokenizer": true}')
+        self.data = folder / "data.safetensors"
+        rng = np.random.default_rng(1)
+        self.ids = rng.integers(0, 256, sequences * length)
+        self.mask = np.ones(self.ids.shape)
+        self.offsets = np.arange(sequences + 1) * length
+        self.length = length
+        self.write_data()
+
+    def write_data(self):
+        write_dataset(self.data, self.ids, self.mask, self.offsets)
+
+    def config(self, **changes):
+        path = self.model / "config.json"
+        config = json.loads(path.read_text())
+        config.update(changes)
+        path.write_text(json.dumps(config))
+
+    def weights(self, change):
+        """change({name: uint16 array}) -> what is written instead."""
+        path = self.model / "model.safetensors"
+        write_safetensors(path, change(read_safetensors(path, widen=False)),
+                          {"format": "pt"})
+
+    def spec(self, **changes):
+        return {"name": "tiny", "model": str(self.model),
+                "data": str(self.data), "output": str(self.folder / "output"),
+                "ranks": 2, "device": "cpu", "sequence_length": self.length,
+                "batch_size": 4, "micro_batch_size": 1, "steps": 3,
+                "optimizer": {"lr": 1e-3}, "schedule": "constant",
+                "tuning": {"compute_threads": 1, "update_threads": 1},
+                **changes}
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    count = 0
+
+    def make(*arguments, **keywords):
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"job{count}"
+        folder.mkdir()
+        return Job(folder, *arguments, **keywords)
+
+    return make
+
+
+def wait_for(what, condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+def children(pid):
+    """Living descendants of a process."""
+    found, queue = [], [pid]
+    while queue:
+        parent = queue.pop()
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")
+        except FileNotFoundError:
+            continue
+        for task in tasks:
+            try:
+                text = pathlib.Path(
+                    f"/proc/{parent}/task/{task}/children").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found += map(int, text.split())
+            queue += map(int, text.split())
+    return found
+
+
+def processes_with(text):
+    """pids of living processes whose command line contains `text`."""
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().decode(errors="replace")
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if text in command and state != "Z":
+            found.append(int(entry.name))
+    return found
+
+
+def memfds(pid):
+    found = 0
+    for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            found += "memfd:" in os.readlink(fd)
+        except FileNotFoundError:
+            pass
+    return found
