@@ -39,11 +39,15 @@ void ExpectReference(const JobOptions& options) {
                             options.ring_chunks, ", threads ",
                             options.threads));
   Job job(options);
-  const Snapshot expected =
-      Reference(job, Snapshot::Of(*job.state), options.steps);
+  const Snapshot start = Snapshot::Of(*job.state);
+  for (uint64_t s = 0; s < options.steps; ++s) {
+    job.versions.push_back(Reference(job, start, s).hi);
+  }
+  const Snapshot expected = Reference(job, start, options.steps);
   const Outcome outcome = RunJob(job);
   EXPECT_THAT(outcome.failures, IsEmpty());
   EXPECT_EQ(outcome.steps_done, options.steps);
+  EXPECT_EQ(outcome.torn_elements, 0u);
   EXPECT_TRUE(Snapshot::Of(*job.state) == expected);
   for (size_t u = 0; u < job.state->layout().units.size(); ++u) {
     EXPECT_EQ(job.state->versions().param_version(u).load(), options.steps);

@@ -257,6 +257,7 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
   report.begun.value.store(step + 1, std::memory_order_release);
 
   // Forward.
+  uint64_t unit_begin = 0;
   for (size_t u = 0; u < state.layout().units.size(); ++u) {
     if (!Await([&] {
           return state.versions().param_version(u).load(
@@ -264,12 +265,18 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
         })) {
       return false;
     }
-    // Every element of the version is there; a torn update would be a race.
+    // Read as a delivery would: an element written later is a race.
     const PlaneSpan planes =
         state.planes(static_cast<int>(u), 0, state.layout().units[u].count);
-    uint32_t sum = 0;
-    for (uint64_t i = 0; i < planes.count; ++i) sum += planes.hi[i];
-    [[maybe_unused]] volatile uint32_t sink = sum;
+    uint64_t torn = 0;
+    for (uint64_t i = 0; i < planes.count; ++i) {
+      const bf16 seen = planes.hi[i];
+      if (!job_.versions.empty()) {
+        torn += seen != job_.versions[step][unit_begin + i];
+      }
+    }
+    unit_begin += planes.count;
+    torn_elements_ += torn;
   }
   report.loss_sum = script.loss_sums[rank];
   report.loss_ready.value.store(step + 1, std::memory_order_release);
@@ -350,6 +357,9 @@ Outcome RunJob(Job& job, Deviations deviations) {
   }
   outcome.steps_done = engine->steps_done();
   engine->Stop();
+  ranks.Abandon();
+  ranks.Join();
+  outcome.torn_elements = ranks.torn_elements();
   return outcome;
 }
 

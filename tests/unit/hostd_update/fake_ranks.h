@@ -50,6 +50,9 @@ struct Job {
   std::unique_ptr<HostState> state;
   UpdateConfig config;
   std::vector<StepScript> script;
+  // hi of each version, as a rank must see it in the step's forward pass;
+  // empty: not looked at.
+  std::vector<std::vector<bf16>> versions;
 
   policy::GradRoute route(int unit) const;
   // The BF16 values that `rank` drains of [begin, begin + count).
@@ -90,6 +93,8 @@ class FakeRanks {
   void Abandon() { abandoned_ = true; }
   // All ranks are through their script. False if any was abandoned.
   bool Join();
+  // Elements of a version that a rank saw otherwise than Job::versions says.
+  uint64_t torn_elements() const { return torn_elements_; }
 
  private:
   void Run(int rank);
@@ -102,6 +107,7 @@ class FakeRanks {
   const Deviations deviations_;
   std::atomic<bool> abandoned_ = false;
   std::atomic<int> finished_ = 0;
+  std::atomic<uint64_t> torn_elements_ = 0;
   std::vector<std::thread> threads_;
 };
 
@@ -111,6 +117,7 @@ struct Outcome {
   std::vector<StepResult> results;
   std::vector<absl::Status> failures;
   uint64_t steps_done = 0;
+  uint64_t torn_elements = 0;
 };
 Outcome RunJob(Job& job, Deviations deviations = {});
 
