@@ -26,8 +26,12 @@
 namespace slidedp::hostd {
 namespace {
 
+// Sleeps between polls double up to 50 us; once nothing has arrived for some 5
+// ms (a forward pass, say), to 0.5 ms, which is then a small part of the wait.
 constexpr int64_t kFirstSleepNs = 2'000;
 constexpr int64_t kLongestSleepNs = 50'000;
+constexpr int64_t kLongestIdleSleepNs = 500'000;
+constexpr int kPollsUntilIdle = 100;
 
 bool FiniteSquareNorm(double x) {
   return x >= 0 && x <= std::numeric_limits<double>::max();
@@ -83,6 +87,7 @@ class Engine final : public UpdateEngine {
   double TotalNorm() const;
   std::string DeferredSkipReason() const;
   void SetAdamW();
+  void PollSoon();  // something arrived, and more may follow
   void PushUpdates(const std::vector<int>& pieces);
   void Complete();
   // The result waits for the ranks' times, but not beyond the next step's
@@ -104,6 +109,7 @@ class Engine final : public UpdateEngine {
   uint64_t updates_applied_ = 0;
   std::optional<StepResult> pending_;
   int64_t sleep_ns_ = kFirstSleepNs;
+  int quiet_polls_ = 0;  // since something arrived
 
   std::atomic<uint64_t> steps_done_ = 0;
   std::atomic<bool> stop_ = false;
@@ -144,7 +150,9 @@ absl::Status Engine::Await(absl::FunctionRef<absl::StatusOr<bool>()> poll) {
     SDP_ASSIGN_OR_RETURN(const bool done, poll());
     if (done) return absl::OkStatus();
     progress = workers_->Wait(sleep_ns_);
-    sleep_ns_ = std::min(2 * sleep_ns_, kLongestSleepNs);
+    sleep_ns_ = std::min(2 * sleep_ns_, ++quiet_polls_ < kPollsUntilIdle
+                                            ? kLongestSleepNs
+                                            : kLongestIdleSleepNs);
   }
 }
 
@@ -185,7 +193,7 @@ absl::Status Engine::RunEager() {
     SDP_RETURN_IF_ERROR(arrivals_.Poll());
     SDP_RETURN_IF_ERROR(ReadLosses());
     std::vector<int> complete = arrivals_.TakeCompletePieces();
-    if (!complete.empty()) sleep_ns_ = kFirstSleepNs;
+    if (!complete.empty()) PollSoon();
     if (skipped) {
       workers_->Skip(complete);
     } else {
@@ -221,7 +229,7 @@ absl::Status Engine::RunDeferred() {
       SDP_RETURN_IF_ERROR(ReadSquareNorms(unit));
     }
     const std::vector<int> complete = arrivals_.TakeCompletePieces();
-    if (!complete.empty()) sleep_ns_ = kFirstSleepNs;
+    if (!complete.empty()) PollSoon();
     if (empty) {
       workers_->Skip(complete);
     } else {
@@ -259,7 +267,7 @@ absl::Status Engine::ReadLosses() {
   if (step_.loss_sums.has_value()) return absl::OkStatus();
   SDP_ASSIGN_OR_RETURN(step_.loss_sums, reports_.LossSums(step_.index));
   if (!step_.loss_sums.has_value()) return absl::OkStatus();
-  sleep_ns_ = kFirstSleepNs;
+  PollSoon();
   if (!eager_ || step_.valid_tokens == 0) return absl::OkStatus();
   for (size_t r = 0; r < step_.loss_sums->size(); ++r) {
     if (std::isfinite((*step_.loss_sums)[r])) continue;
@@ -321,6 +329,11 @@ std::string Engine::DeferredSkipReason() const {
     }
   }
   return "the gradient norm is not finite";
+}
+
+void Engine::PollSoon() {
+  sleep_ns_ = kFirstSleepNs;
+  quiet_polls_ = 0;
 }
 
 void Engine::SetAdamW() {
