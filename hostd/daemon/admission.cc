@@ -65,12 +65,10 @@ std::string DemandTable(const Demand& demand) {
 
 absl::Status FitsEver(const Demand& demand, const HostMemory& host,
                       const MemoryLimits& limits) {
-  uint64_t needed =
-      AddSaturated(demand.segment_bytes(), demand.device_bytes());
+  uint64_t needed = AddSaturated(demand.segment_bytes(), demand.device_bytes());
   uint64_t usable = Minus(host.total_bytes, limits.headroom_bytes);
-  std::string limit =
-      absl::StrCat(host.total_limit, " less headroom_bytes ",
-                   FormatBytes(limits.headroom_bytes));
+  std::string limit = absl::StrCat(host.total_limit, " less headroom_bytes ",
+                                   FormatBytes(limits.headroom_bytes));
   if (limits.max_host_bytes != 0 && limits.max_host_bytes < usable) {
     usable = limits.max_host_bytes;
     limit = "max_host_bytes of slidedpd";
@@ -87,8 +85,7 @@ std::optional<std::string> WhyNotNow(const Demand& demand,
                                      const HostMemory& host,
                                      const MemoryLimits& limits,
                                      const Promised& promised) {
-  uint64_t needed =
-      AddSaturated(demand.segment_bytes(), demand.device_bytes());
+  uint64_t needed = AddSaturated(demand.segment_bytes(), demand.device_bytes());
   uint64_t free = Minus(Minus(host.available_bytes, promised.pending_bytes),
                         limits.headroom_bytes);
   if (limits.max_host_bytes != 0) {

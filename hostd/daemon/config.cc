@@ -129,10 +129,9 @@ Config DefaultConfig(const Surroundings& surroundings) {
     config.runtime_dir = "/run/slidedpd";
     config.state_dir = "/var/lib/slidedpd";
   } else {
-    config.runtime_dir =
-        surroundings.xdg_runtime_dir.empty()
-            ? absl::StrCat("/tmp/slidedpd-", surroundings.uid)
-            : surroundings.xdg_runtime_dir + "/slidedpd";
+    config.runtime_dir = surroundings.xdg_runtime_dir.empty()
+                             ? absl::StrCat("/tmp/slidedpd-", surroundings.uid)
+                             : surroundings.xdg_runtime_dir + "/slidedpd";
     config.state_dir = (surroundings.xdg_state_home.empty()
                             ? surroundings.home + "/.local/state"
                             : surroundings.xdg_state_home) +
@@ -191,8 +190,8 @@ absl::StatusOr<std::map<std::string, std::string>> ParseConfigFile(
       }
     }
   } catch (const YAML::Exception& e) {
-    return InvalidInput(file, absl::StrCat("line ", e.mark.line + 1), "",
-                        e.msg, "");
+    return InvalidInput(file, absl::StrCat("line ", e.mark.line + 1), "", e.msg,
+                        "");
   }
   return settings;
 }

@@ -42,10 +42,10 @@ class EventLoop {
 
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Task> ready_;               // guarded by mutex_
+  std::deque<Task> ready_;                // guarded by mutex_
   std::multimap<int64_t, Timer> timers_;  // by MonotonicNs; guarded by mutex_
-  TimerId next_timer_ = 1;               // guarded by mutex_
-  bool stop_ = false;                    // guarded by mutex_
+  TimerId next_timer_ = 1;                // guarded by mutex_
+  bool stop_ = false;                     // guarded by mutex_
 };
 
 }  // namespace slidedp::hostd

@@ -27,8 +27,8 @@ absl::Status Bad(absl::string_view field, absl::string_view value,
   return InvalidInput(kWhere, field, value, problem, remedy);
 }
 
-absl::Status CheckCount(absl::string_view field, uint64_t value,
-                        uint64_t least, uint64_t most) {
+absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t least,
+                        uint64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
   return Bad(field, absl::StrCat(value), "out of range",
              absl::StrCat("choose ", least, " to ", most));
@@ -119,8 +119,7 @@ absl::Status CheckEnums(const v1::JobSpec& spec) {
 
 absl::Status CheckTraining(const v1::JobSpec& spec) {
   const v1::Optimizer& optimizer = spec.optimizer();
-  SDP_RETURN_IF_ERROR(
-      CheckNumber("optimizer.lr", optimizer.lr(), 0, 10, true));
+  SDP_RETURN_IF_ERROR(CheckNumber("optimizer.lr", optimizer.lr(), 0, 10, true));
   constexpr double kBelowOne = 1 - 1e-12;
   SDP_RETURN_IF_ERROR(
       CheckNumber("optimizer.beta1", optimizer.beta1(), 0, kBelowOne));

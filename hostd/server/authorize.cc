@@ -16,9 +16,9 @@ absl::Status Authorize(const Identity& identity, Verb verb,
     case Verb::kLogs:
     case Verb::kCancel:
       if (is_owner || (owner && identity.is_admin)) return absl::OkStatus();
-      return absl::PermissionDeniedError(absl::StrCat(
-          "it is another user's job, and ", identity.user,
-          " is no administrator"));
+      return absl::PermissionDeniedError(
+          absl::StrCat("it is another user's job, and ", identity.user,
+                       " is no administrator"));
     case Verb::kJoin:
       // Not even an administrator: a rank computes with its user's rights.
       if (is_owner) return absl::OkStatus();

@@ -12,12 +12,12 @@ namespace slidedp::hostd {
 enum class Verb {
   kVersion,
   kSubmit,
-  kList,    // the queue; others' jobs redacted (SeesAll)
-  kGet,     // one job, all of it; Watch too
+  kList,  // the queue; others' jobs redacted (SeesAll)
+  kGet,   // one job, all of it; Watch too
   kLogs,
   kCancel,
-  kJoin,    // a worker's session and attach connection
-  kDrain,   // and undrain
+  kJoin,   // a worker's session and attach connection
+  kDrain,  // and undrain
 };
 
 // `owner`: uid of the job concerned; none for the verbs that concern none.

@@ -23,8 +23,8 @@ bool InGroup(const Peer& peer, const std::string& name) {
   struct group entry;
   struct group* found = nullptr;
   int error;
-  while ((error = getgrnam_r(name.c_str(), &entry, buffer.data(),
-                             buffer.size(), &found)) == ERANGE) {
+  while ((error = getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(),
+                             &found)) == ERANGE) {
     buffer.resize(buffer.size() * 2);
   }
   if (error != 0 || found == nullptr) return false;
@@ -72,9 +72,8 @@ absl::StatusOr<Identity> Identify(const Peer& peer, const AccessRules& rules) {
     return identity;
   }
   if (rules.own_uid != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("uid ", peer.uid, " may not use the daemon of uid ",
-                     rules.own_uid));
+    return absl::PermissionDeniedError(absl::StrCat(
+        "uid ", peer.uid, " may not use the daemon of uid ", rules.own_uid));
   }
   if (peer.uid == kOverflowUid) {
     return absl::PermissionDeniedError(
@@ -87,8 +86,8 @@ absl::StatusOr<Identity> Identify(const Peer& peer, const AccessRules& rules) {
   identity.is_admin = InGroup(peer, rules.admin_group);
   if (!rules.user_group.empty() && !identity.is_admin &&
       !InGroup(peer, rules.user_group)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        identity.user, " is not in the group ", rules.user_group));
+    return absl::PermissionDeniedError(
+        absl::StrCat(identity.user, " is not in the group ", rules.user_group));
   }
   return identity;
 }

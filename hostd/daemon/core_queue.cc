@@ -1,0 +1,300 @@
+// The core's queue, and what changes a job.
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "hostd/daemon/core.h"
+#include "hostd/daemon/job_state.h"
+#include "hostd/daemon/log_lines.h"
+
+namespace slidedp::hostd {
+
+// ---- The queue: first in, first out ----
+
+size_t Core::RunCount() const {
+  size_t count = 0;
+  for (const auto& [id, job] : jobs_) count += job->run != nullptr;
+  return count;
+}
+
+Promised Core::PromisedBytes() const {
+  Promised promised;
+  for (const auto& [id, job] : jobs_) {
+    if (job->run == nullptr) continue;
+    promised.all_bytes += job->demand.total_bytes();
+    if (!job->run->segments_taken()) {
+      promised.pending_bytes += job->demand.segment_bytes();
+    }
+    if (!job->run->devices_taken()) {
+      promised.pending_bytes += job->demand.device_bytes();
+    }
+  }
+  return promised;
+}
+
+std::optional<std::string> Core::WhyWait(const Job& job) {
+  if (drain_.draining) return absl::StrCat("draining: ", drain_.reason);
+  if (RunCount() >= config_.max_running_jobs) {
+    for (const auto& [id, other] : jobs_) {
+      if (other->run != nullptr) return absl::StrCat("waiting for job ", id);
+    }
+  }
+  absl::StatusOr<HostMemory> memory = memory_();
+  if (!memory.ok()) {
+    return absl::StrCat("waiting for memory: ", memory.status().message());
+  }
+  return WhyNotNow(job.demand, *memory,
+                   {config_.max_host_bytes, config_.headroom_bytes},
+                   PromisedBytes());
+}
+
+void Core::Schedule() {
+  if (stopping_) return;
+  const Job* ahead = nullptr;
+  for (const auto& [id, job] : jobs_) {
+    if (job->row.state != v1::PENDING) continue;
+    if (ahead != nullptr) {
+      SetReason(*job, drain_.draining
+                          ? absl::StrCat("draining: ", drain_.reason)
+                          : absl::StrCat("waiting for job ", ahead->row.id));
+      ahead = job.get();
+      continue;
+    }
+    if (std::optional<std::string> why = WhyWait(*job)) {
+      SetReason(*job, *why);
+      ahead = job.get();
+      continue;
+    }
+    StartRun(*job);
+    // A start that could not be written down leaves it at the head.
+    if (job->row.state == v1::PENDING) ahead = job.get();
+  }
+}
+
+void Core::SetReason(Job& job, const std::string& reason) {
+  if (job.row.reason == reason) return;
+  job.row.reason = reason;
+  Changed(job);
+}
+
+void Core::StartRun(Job& job) {
+  JobRow row = job.row;
+  row.state = v1::CONFIGURING;
+  row.reason = "starting";
+  row.started_us = UnixMicros();
+  v1::JobEvent event;
+  event.set_time_us(row.started_us);
+  event.set_state(row.state);
+  event.set_text("starting");
+  if (absl::Status status = journal_.Update(row, {event}); !status.ok()) {
+    SetReason(job, std::string(status.message()));
+    spdlog::error("job {}: {}", row.id, std::string(status.message()));
+    return;
+  }
+  job.row = std::move(row);
+  Changed(job);
+
+  std::error_code error;
+  std::filesystem::create_directories(config_.log_folder(job.row.id), error);
+  if (error) {
+    Transition(job, v1::FAILED,
+               absl::StrCat("folder ", config_.log_folder(job.row.id), ": ",
+                            error.message()),
+               "");
+    return;
+  }
+  RunJob run;
+  run.id = job.row.id;
+  run.spec = job.row.spec;
+  run.checked = *job.checked;
+  run.uid = job.row.uid;
+  run.gid = job.row.gid;
+  run.groups = job.row.groups;
+  run.user = job.row.user;
+  absl::StatusOr<User> user = UserOf(job.row.uid);
+  run.home = user.ok() ? user->home : "/";
+  job.run = std::make_unique<JobRun>(loop_, *launcher_, config_, std::move(run),
+                                     EventsOf(job));
+  spdlog::info("job {}: starting", job.row.id);
+  job.run->Start();
+}
+
+// ---- Changes of a job ----
+
+RunEvents Core::EventsOf(Job& job) {
+  // The job outlives its run.
+  Job* const it = &job;
+  RunEvents events;
+  events.progress = [this, it](v1::JobState state, const std::string& reason,
+                               const std::string& event) {
+    if (state != it->row.state) {
+      Transition(*it, state, reason, event);
+      return;
+    }
+    if (!event.empty()) AddEvent(*it, event);
+    SetReason(*it, reason);
+  };
+  events.plan = [this, it](const policy::Plan& plan) -> absl::Status {
+    Demand demand = MakeDemand(it->checked->config, it->checked->layout, plan);
+    const MemoryLimits limits{config_.max_host_bytes, config_.headroom_bytes};
+    SDP_ASSIGN_OR_RETURN(HostMemory memory, memory_());
+    SDP_RETURN_IF_ERROR(FitsEver(demand, memory, limits));
+    // Judged beside the other runs: what was promised to this one is void.
+    Promised others = PromisedBytes();
+    others.all_bytes -= it->demand.total_bytes();
+    others.pending_bytes -= it->demand.total_bytes();
+    if (demand.total_bytes() > it->demand.total_bytes()) {
+      if (std::optional<std::string> why =
+              WhyNotNow(demand, memory, limits, others)) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "the routes that its ranks can use need more memory: ", *why));
+      }
+    }
+    it->plan = plan;
+    it->demand = std::move(demand);
+    it->row.host_bytes = it->demand.segment_bytes();
+    AddEvent(*it, absl::StrCat(
+                      "plan: parameters ", policy::Name(plan.decoder.params),
+                      ", gradients ", policy::Name(plan.decoder.grads),
+                      ", reduction ", policy::Name(plan.decoder.reduce), ", ",
+                      policy::Name(plan.update_mode), " updates"));
+    return absl::OkStatus();
+  };
+  events.launched = [this, it](uint32_t rank, const Launched& process) {
+    // Not a promise to anybody: if it can't be stored, a daemon that is killed
+    // relies on PR_SET_PDEATHSIG alone.
+    absl::Status status = journal_.InsertWorker(
+        {it->row.id, rank, process.pid, process.start_ticks, boot_id_});
+    if (!status.ok())
+      spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
+  };
+  events.step = [this, it](const StepResult& result) { OnStep(*it, result); };
+  events.ended = [this, it](v1::JobState state, const std::string& reason) {
+    OnEnded(*it, state, reason);
+  };
+  events.released = [this, id = job.row.id] {
+    loop_.Post([this, id] {
+      auto found = jobs_.find(id);
+      if (found != jobs_.end()) {
+        found->second->run.reset();
+        found->second->checked.reset();
+      }
+      ForgetOldJobs();
+      Schedule();
+      FinishStopIfIdle();
+    });
+  };
+  return events;
+}
+
+void Core::Transition(Job& job, v1::JobState state, const std::string& reason,
+                      const std::string& event) {
+  if (!MayFollow(job.row.state, state)) {
+    spdlog::critical("job {}: {} can't become {}", job.row.id,
+                     v1::JobState_Name(job.row.state),
+                     v1::JobState_Name(state));
+    return;
+  }
+  job.row.state = state;
+  job.row.reason = reason;
+  if (HasEnded(state)) job.row.ended_us = UnixMicros();
+  spdlog::info("job {}: {}{}{}", job.row.id, v1::JobState_Name(state),
+               reason.empty() ? "" : ": ", reason);
+  std::string text = event.empty() ? reason : event;
+  AddEvent(job, text.empty() ? "done" : text);
+  Changed(job);
+}
+
+void Core::AddEvent(Job& job, const std::string& text) {
+  v1::JobEvent event;
+  event.set_time_us(UnixMicros());
+  event.set_state(job.row.state);
+  event.set_text(ToValidUtf8(text));
+  job.unwritten_events.push_back(std::move(event));
+  (void)Write(job);
+}
+
+absl::Status Core::Write(Job& job) {
+  absl::Status status = journal_.Update(job.row, job.unwritten_events);
+  if (status.ok()) {
+    job.unwritten = false;
+    job.unwritten_events.clear();
+  } else if (!job.unwritten) {
+    job.unwritten = true;  // Tick tries again
+    spdlog::error("job {}: {}; trying again", job.row.id,
+                  std::string(status.message()));
+  }
+  return status;
+}
+
+void Core::Changed(Job& job) {
+  ++job.version;
+  PumpStreams(job.row.id);
+}
+
+void Core::OnStep(Job& job, const StepResult& result) {
+  v1::StepRecord record;
+  record.set_step(result.step + 1);
+  record.set_loss(result.loss);
+  record.set_grad_norm(result.grad_norm);
+  record.set_clip_coefficient(result.clip_coefficient);
+  record.set_lr(result.lr);
+  record.set_valid_tokens(result.valid_tokens);
+  record.set_tokens(job.row.spec.batch_size() * job.row.spec.sequence_length());
+  record.set_seconds(static_cast<double>(result.end_ns - result.begin_ns) *
+                     1e-9);
+  record.set_skipped(result.skipped);
+  record.set_skip_reason(ToValidUtf8(result.skip_reason));
+  record.set_deliver_ns(result.deliver_ns);
+  record.set_compute_ns(result.compute_ns);
+  record.set_reduce_ns(result.reduce_ns);
+  record.set_drain_ns(result.drain_ns);
+  record.set_stall_ns(result.stall_ns);
+  record.set_update_ns(result.update_ns);
+  job.row.step = record.step();
+  if (absl::Status status = job.records.Append(record); !status.ok()) {
+    spdlog::error("job {}: {}; later steps are kept in memory only", job.row.id,
+                  std::string(status.message()));
+  }
+  PumpStreams(job.row.id);
+}
+
+void Core::OnEnded(Job& job, v1::JobState state, const std::string& reason) {
+  std::string text = ToValidUtf8(reason);
+  Transition(job, state, text, "");
+  if (absl::Status status = journal_.DeleteWorkers(job.row.id); !status.ok()) {
+    spdlog::error("job {}: {}", job.row.id, std::string(status.message()));
+  }
+  job.records.Forget();
+  // `checked` stays until the run, which may still hold memory, is released.
+}
+
+void Core::ForgetOldJobs() {
+  uint64_t ended = 0;
+  for (const auto& [id, job] : jobs_) ended += HasEnded(job->row.state);
+  for (auto it = jobs_.begin();
+       it != jobs_.end() && ended > config_.keep_ended_jobs;) {
+    Job& job = *it->second;
+    if (!HasEnded(job.row.state) || job.run != nullptr) {
+      ++it;
+      continue;
+    }
+    if (absl::Status status = journal_.Delete(job.row.id); !status.ok()) {
+      spdlog::error("job {}: {}", job.row.id, std::string(status.message()));
+      return;
+    }
+    std::error_code ignored;
+    std::filesystem::remove_all(config_.log_folder(job.row.id), ignored);
+    by_client_id_.erase({job.row.uid, job.row.client_id});
+    const uint64_t id = job.row.id;
+    it = jobs_.erase(it);
+    PumpStreams(id);
+    --ended;
+  }
+}
+
+}  // namespace slidedp::hostd

@@ -1,0 +1,453 @@
+// Joining, planning and the end of a run. The rest is in job_run_steps.cc.
+#include "hostd/daemon/job_run.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "policy/wire.h"
+#include "proto/protocol.h"
+
+namespace slidedp::hostd {
+namespace {
+
+constexpr int64_t kSecondNs = 1'000'000'000;
+// From the abort to SIGTERM: the abort message alone lets a worker say more.
+constexpr int64_t kTermAfterNs = 3 * kSecondNs;
+// From SIGKILL to giving up on the memory of a run before its end is told.
+constexpr int64_t kTearDownGraceNs = 5 * kSecondNs;
+
+}  // namespace
+
+JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
+               RunJob job, RunEvents events)
+    : loop_(loop),
+      launcher_(launcher),
+      config_(config),
+      job_(std::move(job)),
+      events_(std::move(events)),
+      ranks_(job_.spec.ranks()),
+      problem_(job_.checked.problem),
+      plan_(job_.checked.plan),
+      self_(std::make_shared<JobRun*>(this)) {}
+
+JobRun::~JobRun() = default;
+
+void JobRun::Back(std::function<void(JobRun&)> task) {
+  loop_.Post([self = std::weak_ptr<JobRun*>(self_), task = std::move(task)] {
+    if (std::shared_ptr<JobRun*> run = self.lock()) task(**run);
+  });
+}
+
+void JobRun::Say(v1::JobState state, const std::string& reason,
+                 const std::string& event) {
+  state_word_ = state;
+  events_.progress(state, reason, event);
+}
+
+bool JobRun::EveryRank(bool Rank::*flag) const {
+  for (const Rank& rank : ranks_) {
+    if (!(rank.*flag)) return false;
+  }
+  return true;
+}
+
+void JobRun::SendAll(const v1::DaemonMessage& message) {
+  for (Rank& rank : ranks_) {
+    if (rank.session != nullptr) rank.session->Send(message);
+  }
+}
+
+void JobRun::FinishAll(const absl::Status& status) {
+  for (Rank& rank : ranks_) {
+    if (rank.session != nullptr) rank.session->Finish(status);
+  }
+}
+
+// ---- Joining ----
+
+void JobRun::Start() {
+  started_ns_ = MonotonicNs();
+  if (job_.spec.launch() == v1::LAUNCH_KIND_DAEMON) LaunchWorkers();
+  SayWhoIsMissing();
+}
+
+void JobRun::LaunchWorkers() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    LaunchRequest request;
+    request.id = {job_.id, rank};
+    request.argv = {
+        config_.worker_binary, "--job",    absl::StrCat(job_.id),   "--rank",
+        absl::StrCat(rank),    "--socket", config_.control_socket()};
+    request.environment = config_.worker_environment;
+    request.environment.push_back("PATH=/usr/local/bin:/usr/bin:/bin");
+    request.environment.push_back(absl::StrCat("HOME=", job_.home));
+    request.environment.push_back(absl::StrCat("USER=", job_.user));
+    request.environment.push_back(absl::StrCat("LOGNAME=", job_.user));
+    request.uid = job_.uid;
+    request.gid = job_.gid;
+    request.groups = job_.groups;
+    request.log_file =
+        absl::StrCat(config_.log_folder(job_.id), "/rank-", rank, ".log");
+    request.log_max_bytes = config_.log_max_bytes;
+    ranks_[rank].process = true;
+    launcher_.Launch(std::move(request));
+  }
+}
+
+void JobRun::SayWhoIsMissing() {
+  std::vector<std::string> missing;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].joined) missing.push_back(absl::StrCat(rank));
+  }
+  std::string reason =
+      absl::StrCat("waiting for rank", missing.size() > 1 ? "s " : " ",
+                   absl::StrJoin(missing, ", "), " to join");
+  if (job_.spec.launch() == v1::LAUNCH_KIND_MANUAL) {
+    absl::StrAppend(&reason, " (slidedp-worker --job ", job_.id, " --rank ",
+                    missing[0], ")");
+  }
+  Say(v1::CONFIGURING, reason);
+}
+
+void JobRun::OnLaunched(uint32_t rank,
+                        const absl::StatusOr<Launched>& launched) {
+  if (!launched.ok()) {
+    ranks_[rank].process = false;
+    FailRank(
+        rank,
+        absl::StrCat("could not be started: ", launched.status().message()),
+        /*refinable=*/false);
+    EndIfGone();
+    return;
+  }
+  ranks_[rank].pid = launched->pid;
+  events_.launched(rank, *launched);
+}
+
+absl::Status JobRun::OnHello(WorkerSession* session, const v1::Hello& hello) {
+  if (hello.protocol() != kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the worker speaks protocol ", hello.protocol(), ", slidedpd ",
+        kProtocolVersion, "; use the slidedp-worker of this release"));
+  }
+  if (hello.rank() >= ranks_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("job ", job_.id, " has no rank ", hello.rank(),
+                     ", only 0 to ", ranks_.size() - 1));
+  }
+  Rank& rank = ranks_[hello.rank()];
+  if (rank.joined) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "rank ", hello.rank(), " of job ", job_.id, " has joined already"));
+  }
+  if (phase_ != Phase::kJoining) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", job_.id, " is ending"));
+  }
+  if (job_.spec.launch() == v1::LAUNCH_KIND_DAEMON && rank.pid != 0 &&
+      hello.pid() != static_cast<uint32_t>(rank.pid)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "slidedpd starts the workers of job ", job_.id, " itself; submit with ",
+        "launch: manual to start them by hand"));
+  }
+  const bool is_cpu = plan_.device == policy::DeviceKind::kCpu;
+  if (hello.device() != (is_cpu ? v1::DEVICE_KIND_CPU : v1::DEVICE_KIND_CUDA)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the plan of job ", job_.id, " is for the ",
+                     is_cpu ? "CPU" : "CUDA", " device"));
+  }
+  session->job = job_.id;
+  session->rank = hello.rank();
+  rank.session = session;
+  rank.joined = true;
+  rank.hello = hello;
+  rank.heard_ns = MonotonicNs();
+  if (EveryRank(&Rank::joined)) {
+    Propose();
+  } else {
+    SayWhoIsMissing();
+  }
+  return absl::OkStatus();
+}
+
+// ---- The plan ----
+
+void JobRun::Propose() {
+  if (phase_ == Phase::kJoining) {
+    for (const Rank& rank : ranks_) {
+      if (!rank.hello.peer_access()) problem_.peer_access = false;
+    }
+    if (!problem_.peer_access) {
+      absl::StatusOr<policy::Plan> plan = policy::MakePlan(problem_);
+      if (!plan.ok()) {
+        Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+              std::string(plan.status().message()));
+        return;
+      }
+      plan_ = *std::move(plan);
+    }
+  }
+  if (absl::Status status = events_.plan(plan_); !status.ok()) {
+    Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+          std::string(status.message()));
+    return;
+  }
+  phase_ = Phase::kProposing;
+  for (Rank& rank : ranks_) {
+    rank.answered = false;
+    rank.refusal.clear();
+  }
+  v1::DaemonMessage message;
+  *message.mutable_propose()->mutable_spec() = job_.spec;
+  *message.mutable_propose()->mutable_plan() = policy::ToWire(plan_);
+  SendAll(message);
+  Say(v1::CONFIGURING, "agreeing on a plan");
+}
+
+void JobRun::OnAnswer() {
+  if (!EveryRank(&Rank::answered)) return;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const std::string& refusal = ranks_[rank].refusal;
+    if (refusal.empty()) continue;
+    CheckedSpec asked = job_.checked;
+    asked.problem = problem_;
+    absl::StatusOr<policy::Plan> fallback = FallbackPlan(asked, plan_);
+    if (!fallback.ok()) {
+      FailRank(rank,
+               absl::StrCat("refused the plan: ", refusal, " (",
+                            fallback.status().message(), ")"),
+               /*refinable=*/false);
+      return;
+    }
+    Say(v1::CONFIGURING, "agreeing on another plan",
+        absl::StrCat("rank ", rank, " refused the plan: ", refusal));
+    plan_ = *std::move(fallback);
+    Propose();
+    return;
+  }
+  Reserve();
+}
+
+// ---- Messages ----
+
+void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
+  Rank& from = ranks_[rank];
+  from.heard_ns = MonotonicNs();
+  if (phase_ >= Phase::kLeaving) return;
+  switch (message.what_case()) {
+    case v1::WorkerMessage::kHeartbeat:
+      return;
+    case v1::WorkerMessage::kFailed:
+      return FailRank(rank, absl::StrCat("failed: ", message.failed().why()),
+                      /*refinable=*/false);
+    case v1::WorkerMessage::kAccept:
+    case v1::WorkerMessage::kRefuse:
+      if (phase_ != Phase::kProposing || from.answered) break;
+      from.answered = true;
+      if (message.has_refuse()) {
+        from.refusal = message.refuse().why().empty() ? "without a reason"
+                                                      : message.refuse().why();
+      }
+      return OnAnswer();
+    case v1::WorkerMessage::kReady:
+      if (phase_ != Phase::kLoading || from.ready || from.nonce_good) break;
+      return OnReady(rank, message.ready());
+    case v1::WorkerMessage::kStepsDone:
+      if (phase_ != Phase::kStepping || from.steps_done) break;
+      from.steps_done = true;
+      return CompleteIfDone();
+    case v1::WorkerMessage::kOutputOpened:
+      if (phase_ != Phase::kWriting || rank != 0 || output_opened_) break;
+      output_opened_ = true;
+      return CommitIfWritten();
+    case v1::WorkerMessage::kOutputCommitted:
+      if (phase_ != Phase::kCommitting || rank != 0) break;
+      return OnCommitted(message.output_committed().path());
+    case v1::WorkerMessage::kHello:
+    case v1::WorkerMessage::WHAT_NOT_SET:
+      break;
+  }
+  Unexpected(rank, message.GetDescriptor()->FindFieldByNumber(
+                       message.what_case()) == nullptr
+                       ? "an unknown message"
+                       : message.GetDescriptor()
+                             ->FindFieldByNumber(message.what_case())
+                             ->name());
+}
+
+void JobRun::Unexpected(uint32_t rank, absl::string_view message) {
+  FailRank(rank,
+           absl::StrCat("sent ", message,
+                        " out of turn; slidedp-worker and slidedpd must be of "
+                        "one release"),
+           /*refinable=*/false);
+}
+
+// ---- The end ----
+
+void JobRun::FailRank(uint32_t rank, const std::string& what, bool refinable) {
+  if (phase_ >= Phase::kLeaving) return;
+  if (refinable && ranks_[rank].process) refinable_rank_ = rank;
+  Abort(v1::FAILED, shm::AbortReason::kRankLost,
+        absl::StrCat("rank ", rank, " ", what));
+}
+
+void JobRun::Abort(v1::JobState state, shm::AbortReason why,
+                   const std::string& reason) {
+  if (phase_ >= Phase::kAborting) return;
+  if (phase_ == Phase::kCommitting) {
+    end_note_ = absl::StrCat("; the output in ", job_.spec.output(),
+                             " may be complete");
+  }
+  phase_ = Phase::kAborting;
+  end_state_ = state;
+  end_reason_ = reason;
+  end_began_ns_ = MonotonicNs();
+  if (state_ != nullptr) {
+    state_->versions().abort().store(static_cast<uint64_t>(why),
+                                     std::memory_order_release);
+  }
+  v1::DaemonMessage message;
+  message.mutable_abort()->set_why(reason);
+  SendAll(message);
+  FinishAll(absl::AbortedError(reason));
+  // Wakes the run's thread if it waits for rank 0's files.
+  if (files_connection_ != nullptr) {
+    shutdown(files_connection_->socket.get(), SHUT_RDWR);
+  }
+  Say(state_word_, absl::StrCat("ending: ", reason));
+  TearDown();
+  EndIfGone();
+}
+
+void JobRun::TearDown() {
+  Destroy(Remains{std::move(state_), std::move(engine_)});
+}
+
+void JobRun::Destroy(Remains remains) {
+  ++destroying_;
+  // In a holder, because tasks are copyable.
+  auto held = std::make_shared<Remains>(std::move(remains));
+  thread_.Post([this, held = std::move(held)]() mutable {
+    if (held->engine != nullptr) held->engine->Stop();
+    held.reset();
+    source_.reset();
+    Back([](JobRun& run) {
+      --run.destroying_;
+      run.files_connection_.reset();
+      run.EndIfGone();
+    });
+  });
+}
+
+void JobRun::OnSessionEnd(uint32_t rank) {
+  ranks_[rank].session = nullptr;
+  FailRank(rank, "broke its session", /*refinable=*/true);
+  EndIfGone();
+}
+
+void JobRun::OnExit(uint32_t rank, const WorkerExit& exit) {
+  ranks_[rank].process = false;
+  std::string what = Describe(exit);
+  if (phase_ == Phase::kAborting) {
+    if (refinable_rank_ == rank && !terminated_) {
+      end_reason_ = absl::StrCat("rank ", rank, " ", what);
+      refinable_rank_.reset();
+    }
+  } else if (phase_ == Phase::kLeaving) {
+    if (exit.code != 0 || exit.signal != 0) {
+      Say(state_word_, "workers leave",
+          absl::StrCat("rank ", rank, " ", what, " after the output was ",
+                       "complete"));
+    }
+  } else {
+    FailRank(rank, what, /*refinable=*/false);
+  }
+  EndIfGone();
+}
+
+void JobRun::StoreHeartbeat() {
+  if (state_ == nullptr) return;
+  state_->versions().heartbeat().store(static_cast<uint64_t>(MonotonicNs()),
+                                       std::memory_order_release);
+}
+
+void JobRun::Tick(int64_t now_ns) {
+  StoreHeartbeat();
+  if (phase_ >= Phase::kLeaving) {
+    PressWorkers(now_ns);
+    EndIfGone();
+    return;
+  }
+  if (phase_ == Phase::kJoining) {
+    const bool manual = job_.spec.launch() == v1::LAUNCH_KIND_MANUAL;
+    const uint64_t patience_s =
+        manual ? config_.manual_join_timeout_s : config_.join_timeout_s;
+    if (now_ns - started_ns_ > static_cast<int64_t>(patience_s) * kSecondNs) {
+      for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+        if (ranks_[rank].joined) continue;
+        FailRank(rank, absl::StrCat("did not join within ", patience_s, " s"),
+                 /*refinable=*/false);
+        return;
+      }
+    }
+  }
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].joined) continue;
+    if (now_ns - ranks_[rank].heard_ns >
+        static_cast<int64_t>(config_.lease_s) * kSecondNs) {
+      FailRank(rank,
+               absl::StrCat("has said nothing for ", config_.lease_s, " s"),
+               /*refinable=*/false);
+      return;
+    }
+  }
+}
+
+void JobRun::PressWorkers(int64_t now_ns) {
+  const int64_t kill_after_ns =
+      static_cast<int64_t>(config_.kill_timeout_s) * kSecondNs;
+  const int64_t since_ns = now_ns - end_began_ns_;
+  if (!terminated_ && since_ns >= std::min(kTermAfterNs, kill_after_ns / 2)) {
+    terminated_ = true;
+    launcher_.Signal(job_.id, SIGTERM);
+  }
+  if (!killed_ && since_ns >= kill_after_ns) {
+    killed_ = true;
+    launcher_.Signal(job_.id, SIGKILL);
+  }
+  if (killed_ && since_ns >= kill_after_ns + kTearDownGraceNs &&
+      destroying_ > 0 && !ended_told_) {
+    // A large model is still being read: the job has ended, the memory is
+    // accounted for until it is free.
+    bool processes = false;
+    for (const Rank& rank : ranks_) processes |= rank.process;
+    if (!processes) {
+      ended_told_ = true;
+      events_.ended(end_state_, end_reason_ + end_note_);
+    }
+  }
+}
+
+void JobRun::EndIfGone() {
+  if (phase_ != Phase::kLeaving && phase_ != Phase::kAborting) return;
+  if (destroying_ > 0) return;
+  for (const Rank& rank : ranks_) {
+    if (rank.process || rank.session != nullptr) return;
+  }
+  phase_ = Phase::kEnded;
+  if (!ended_told_) {
+    ended_told_ = true;
+    events_.ended(end_state_, end_reason_ + end_note_);
+  }
+  events_.released();
+}
+
+}  // namespace slidedp::hostd

@@ -1,0 +1,208 @@
+// One active job, from the start of its workers to the release of its memory:
+// join, plan, hand-over, steps, output, and the end for whatever reason
+// (README.md, "life of a run"). Loop thread only; long operations run on the
+// run's own thread and come back as tasks of the loop.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/model/source.h"
+#include "hostd/daemon/admission.h"
+#include "hostd/daemon/config.h"
+#include "hostd/daemon/event_loop.h"
+#include "hostd/daemon/handover.h"
+#include "hostd/daemon/spec_check.h"
+#include "hostd/daemon/task_thread.h"
+#include "hostd/daemon/worker_session.h"
+#include "hostd/launch/launcher.h"
+#include "hostd/store/host_state.h"
+#include "hostd/update/engine.h"
+
+namespace slidedp::hostd {
+
+// What a run is told of its job. The spec has passed CheckSpec.
+struct RunJob {
+  uint64_t id = 0;
+  v1::JobSpec spec;
+  CheckedSpec checked;
+  uint32_t uid = 0;
+  uint32_t gid = 0;
+  std::vector<uint32_t> groups;
+  std::string user;
+  std::string home;
+};
+
+// What a run tells. Called on the loop thread; none may destroy the run.
+struct RunEvents {
+  // RUNNING, COMPLETING, or the same state with other words. `event` is for
+  // the job's history; empty: none.
+  std::function<void(v1::JobState state, const std::string& reason,
+                     const std::string& event)>
+      progress;
+  // A plan is about to be proposed. An error ends the job.
+  std::function<absl::Status(const policy::Plan& plan)> plan;
+  std::function<void(uint32_t rank, const Launched& process)> launched;
+  std::function<void(const StepResult& result)> step;
+  // The workers are gone. COMPLETED, FAILED or CANCELLED.
+  std::function<void(v1::JobState state, const std::string& reason)> ended;
+  // After `ended`: the memory is free. The run may be destroyed from a later
+  // task.
+  std::function<void()> released;
+};
+
+class JobRun {
+ public:
+  JobRun(EventLoop& loop, Launcher& launcher, const Config& config, RunJob job,
+         RunEvents events);
+  // After `released`.
+  ~JobRun();
+  JobRun(const JobRun&) = delete;
+  JobRun& operator=(const JobRun&) = delete;
+
+  void Start();
+
+  // An error refuses the session; the caller finishes it.
+  absl::Status OnHello(WorkerSession* session, const v1::Hello& hello);
+  void OnMessage(uint32_t rank, const v1::WorkerMessage& message);
+  void OnSessionEnd(uint32_t rank);
+  void OnAttach(std::shared_ptr<AttachConnection> connection,
+                const v1::AttachRequest& request);
+  void OnLaunched(uint32_t rank, const absl::StatusOr<Launched>& launched);
+  void OnExit(uint32_t rank, const WorkerExit& exit);
+  // Once a second: heartbeat, leases, deadlines.
+  void Tick(int64_t now_ns);
+
+  // Not once the output is being put in place.
+  bool CanCancel() const {
+    return phase_ != Phase::kCommitting && phase_ != Phase::kLeaving;
+  }
+  // Whatever the phase.
+  void Abort(v1::JobState state, shm::AbortReason why,
+             const std::string& reason);
+
+  // Of the demand, what the host has not yet given.
+  bool segments_taken() const { return segments_taken_; }
+  bool devices_taken() const { return phase_ >= Phase::kStepping; }
+
+ private:
+  enum class Phase {
+    kJoining,     // waiting for every rank's Hello
+    kProposing,   // ... answer to the plan
+    kReserving,   // host memory is being reserved
+    kLoading,     // attached, weights are loaded, every rank gets Ready
+    kStepping,    // until every rank is done and every step applied
+    kStopping,    // the engine ends
+    kWriting,     // the output's files are filled in
+    kCommitting,  // rank 0 renames them into place
+    kLeaving,     // it is complete; ranks leave
+    kAborting,    // ranks must leave
+    kEnded,
+  };
+  struct Rank {
+    WorkerSession* session = nullptr;
+    bool joined = false;
+    v1::Hello hello;
+    std::array<uint8_t, 16> nonce = {};
+    bool nonce_good = false;
+    bool answered = false;
+    std::string refusal;
+    bool ready = false;
+    bool steps_done = false;
+    bool process = false;  // started by us and not reaped yet
+    int32_t pid = 0;
+    int64_t heard_ns = 0;
+  };
+
+  void LaunchWorkers();
+  void SayWhoIsMissing();
+  void Propose();
+  void OnAnswer();
+  void Reserve();
+  void OnReserved(absl::Status status);
+  void OnReady(uint32_t rank, const v1::Ready& ready);
+  // Receives, checks and loads rank 0's files on the run's thread.
+  void LoadSource();
+  void OnLoaded(const absl::Status& status);
+  void StartStepsIfReady();
+  void OnStep(const StepResult& result);
+  void CompleteIfDone();
+  void OnEngineStopped();
+  void WriteOutput();
+  void OnWritten(const absl::Status& status,
+                 const std::vector<std::string>& warnings);
+  void CommitIfWritten();
+  void OnCommitted(const std::string& path);
+
+  // The first failure of a rank ends the job; `refinable` if the exit of its
+  // process will tell more.
+  void FailRank(uint32_t rank, const std::string& what, bool refinable);
+  void Unexpected(uint32_t rank, absl::string_view message);
+  void SendAll(const v1::DaemonMessage& message);
+  void FinishAll(const absl::Status& status);
+  void Say(v1::JobState state, const std::string& reason,
+           const std::string& event = "");
+  // Ends engine and state on the run's thread.
+  void TearDown();
+  struct Remains {
+    std::unique_ptr<HostState> state;
+    std::unique_ptr<UpdateEngine> engine;  // destroyed before the state
+  };
+  void Destroy(Remains remains);
+  void StoreHeartbeat();
+  void PressWorkers(int64_t now_ns);
+  void EndIfGone();
+  bool EveryRank(bool Rank::*flag) const;
+  // Runs `task` on the loop unless the run is gone by then.
+  void Back(std::function<void(JobRun&)> task);
+
+  EventLoop& loop_;
+  Launcher& launcher_;
+  const Config& config_;
+  const RunJob job_;
+  RunEvents events_;
+
+  Phase phase_ = Phase::kJoining;
+  v1::JobState state_word_ = v1::CONFIGURING;
+  int64_t started_ns_ = 0;
+  std::vector<Rank> ranks_;
+  policy::Problem problem_;
+  policy::Plan plan_;
+
+  // Created and destroyed on the run's thread. In between the loop thread uses
+  // the words of `versions` and the segments' descriptors.
+  std::unique_ptr<HostState> state_;
+  bool segments_taken_ = false;
+  bool loaded_ = false;
+  // Started on the loop thread, ended on the run's thread.
+  std::unique_ptr<UpdateEngine> engine_;
+  uint64_t steps_applied_ = 0;
+  std::shared_ptr<AttachConnection> files_connection_;  // rank 0's
+  bool output_opened_ = false;
+  bool written_ = false;
+  // The run's thread only.
+  std::optional<model::TensorSource> source_;
+
+  // The end.
+  v1::JobState end_state_ = v1::FAILED;
+  std::string end_reason_;
+  std::optional<uint32_t> refinable_rank_;
+  int64_t end_began_ns_ = 0;
+  std::string end_note_;  // appended to the reason
+  bool terminated_ = false;
+  bool killed_ = false;
+  // Tasks of Destroy that have not come back.
+  int destroying_ = 0;
+  bool ended_told_ = false;
+
+  // Expires with the run: tasks of other threads that come too late are
+  // dropped. Locked on the loop thread only.
+  std::shared_ptr<JobRun*> self_;
+  TaskThread thread_;  // last: ends first
+};
+
+}  // namespace slidedp::hostd

@@ -1,0 +1,293 @@
+// Memory, weights, steps and output of a run.
+#include <sys/random.h>
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/base/status.h"
+#include "common/base/units.h"
+#include "hostd/daemon/job_run.h"
+
+namespace slidedp::hostd {
+namespace {
+
+policy::LrScheduleKind KindOf(v1::ScheduleKind kind) {
+  switch (kind) {
+    case v1::SCHEDULE_KIND_CONSTANT:
+      return policy::LrScheduleKind::kConstant;
+    case v1::SCHEDULE_KIND_COSINE:
+      return policy::LrScheduleKind::kCosine;
+    default:
+      return policy::LrScheduleKind::kLinear;
+  }
+}
+
+UpdateConfig UpdateConfigOf(const v1::JobSpec& spec, const policy::Plan& plan) {
+  UpdateConfig config;
+  config.lr = spec.optimizer().lr();
+  config.beta1 = spec.optimizer().beta1();
+  config.beta2 = spec.optimizer().beta2();
+  config.eps = spec.optimizer().eps();
+  config.weight_decay = spec.optimizer().weight_decay();
+  config.schedule.kind = KindOf(spec.schedule().kind());
+  config.schedule.warmup_steps = spec.schedule().warmup_steps();
+  config.schedule.total_steps = spec.steps();
+  config.schedule.min_lr_ratio = spec.schedule().min_lr_ratio();
+  config.max_grad_norm = spec.has_max_grad_norm() ? spec.max_grad_norm() : 0;
+  config.threads = plan.update_threads;
+  return config;
+}
+
+}  // namespace
+
+void JobRun::Reserve() {
+  phase_ = Phase::kReserving;
+  Say(v1::CONFIGURING, "reserving host memory");
+  thread_.Post([this, layout = job_.checked.layout, plan = plan_] {
+    absl::StatusOr<std::unique_ptr<HostState>> state =
+        HostState::Create(absl::StrCat("job-", job_.id), layout, plan);
+    // A holder, because tasks are copyable.
+    auto created = std::make_shared<std::unique_ptr<HostState>>();
+    if (state.ok()) *created = *std::move(state);
+    Back([created, status = state.status()](JobRun& run) {
+      run.state_ = std::move(*created);
+      run.OnReserved(status);
+    });
+  });
+}
+
+void JobRun::OnReserved(absl::Status status) {
+  if (phase_ != Phase::kReserving) {
+    // Aborted meanwhile: the first tear-down did not know of this state.
+    Destroy(Remains{std::move(state_), nullptr});
+    return;
+  }
+  if (!status.ok()) {
+    Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+          absl::StrCat("no host memory: ", status.message()));
+    return;
+  }
+  segments_taken_ = true;
+  phase_ = Phase::kLoading;
+  StoreHeartbeat();
+  Say(v1::CONFIGURING, "loading weights and data");
+  for (Rank& rank : ranks_) {
+    if (getrandom(rank.nonce.data(), rank.nonce.size(), 0) !=
+        static_cast<ssize_t>(rank.nonce.size())) {
+      Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+            std::string(ErrnoStatus(errno, "getrandom").message()));
+      return;
+    }
+    rank.nonce_good = true;
+    v1::DaemonMessage message;
+    message.mutable_attach()->set_socket(config_.attach_socket());
+    message.mutable_attach()->set_nonce(rank.nonce.data(), rank.nonce.size());
+    rank.session->Send(message);
+  }
+}
+
+void JobRun::OnAttach(std::shared_ptr<AttachConnection> connection,
+                      const v1::AttachRequest& request) {
+  // One answer for every mistake: it tells a stranger nothing.
+  auto refuse = [&] {
+    (void)SendAttachError(connection->socket.get(),
+                          "no such job, rank or nonce");
+  };
+  if (phase_ != Phase::kLoading || request.rank() >= ranks_.size() ||
+      connection->uid != job_.uid) {
+    return refuse();
+  }
+  Rank& rank = ranks_[request.rank()];
+  if (!rank.nonce_good || request.nonce().size() != rank.nonce.size() ||
+      std::memcmp(request.nonce().data(), rank.nonce.data(),
+                  rank.nonce.size()) != 0) {
+    return refuse();
+  }
+  rank.nonce_good = false;
+  absl::Status sent =
+      SendSegments(connection->socket.get(), state_->segments());
+  if (!sent.ok()) {
+    FailRank(request.rank(),
+             absl::StrCat("could not be given its segments: ", sent.message()),
+             /*refinable=*/true);
+    return;
+  }
+  if (request.rank() == 0) {
+    files_connection_ = std::move(connection);
+    LoadSource();
+  }
+}
+
+void JobRun::LoadSource() {
+  // `state` is used by this task only until it comes back: a tear-down queues
+  // behind it.
+  thread_.Post([this, state = state_.get(), connection = files_connection_] {
+    auto load = [&]() -> absl::Status {
+      SDP_ASSIGN_OR_RETURN(
+          NamedFiles files,
+          ReceiveFiles(connection->socket.get(), v1::FilesMessage::SOURCE));
+      SDP_ASSIGN_OR_RETURN(source_,
+                           model::TensorSource::FromFiles(std::move(files)));
+      SDP_RETURN_IF_ERROR(model::ValidateSource(state->layout(), *source_));
+      return LoadParameters(*source_, *state);
+    };
+    absl::Status status = load();
+    if (absl::Status sent =
+            SendFilesReply(connection->socket.get(), status, {});
+        status.ok()) {
+      status = sent;
+    }
+    Back([status](JobRun& run) { run.OnLoaded(status); });
+  });
+}
+
+void JobRun::OnLoaded(const absl::Status& status) {
+  if (phase_ != Phase::kLoading) return;
+  if (!status.ok()) {
+    // A connection that broke is the rank's death; its exit tells more.
+    const bool broken =
+        absl::IsCancelled(status) || absl::IsUnavailable(status);
+    if (broken) {
+      FailRank(0, "closed its attach connection", /*refinable=*/true);
+    } else {
+      Abort(
+          v1::FAILED, shm::AbortReason::kJobFailed,
+          absl::StrCat("loading ", job_.spec.model(), ": ", status.message()));
+    }
+    return;
+  }
+  loaded_ = true;
+  StartStepsIfReady();
+}
+
+void JobRun::OnReady(uint32_t rank, const v1::Ready& ready) {
+  if (ready.dataset_sequences() != job_.spec.dataset_sequences()) {
+    FailRank(rank,
+             absl::StrCat("found ", ready.dataset_sequences(), " sequences in ",
+                          job_.spec.data(), ", there were ",
+                          job_.spec.dataset_sequences(),
+                          " at submission: the file has changed"),
+             /*refinable=*/false);
+    return;
+  }
+  ranks_[rank].ready = true;
+  StartStepsIfReady();
+}
+
+void JobRun::StartStepsIfReady() {
+  if (!loaded_ || !EveryRank(&Rank::ready)) return;
+  phase_ = Phase::kStepping;
+  engine_ = UpdateEngine::Start(
+      *state_, UpdateConfigOf(job_.spec, plan_),
+      [this](const StepResult& result) {
+        Back([result](JobRun& run) { run.OnStep(result); });
+      },
+      [this](const absl::Status& status) {
+        Back([status](JobRun& run) {
+          run.Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+                    std::string(status.message()));
+        });
+      });
+  v1::DaemonMessage message;
+  message.mutable_start();
+  SendAll(message);
+  Say(v1::RUNNING, "", "running");
+}
+
+void JobRun::OnStep(const StepResult& result) {
+  // A step that was applied before an abort is still reported.
+  steps_applied_ = result.step + 1;
+  events_.step(result);
+  if (phase_ == Phase::kStepping) CompleteIfDone();
+}
+
+void JobRun::CompleteIfDone() {
+  if (!EveryRank(&Rank::steps_done) || steps_applied_ != job_.spec.steps()) {
+    return;
+  }
+  phase_ = Phase::kStopping;
+  Say(v1::COMPLETING, "ending the update workers",
+      absl::StrCat("all ", steps_applied_, " steps are applied"));
+  thread_.Post([this, engine = engine_.get()] {
+    engine->Stop();
+    Back([](JobRun& run) { run.OnEngineStopped(); });
+  });
+}
+
+void JobRun::OnEngineStopped() {
+  if (phase_ != Phase::kStopping) return;
+  phase_ = Phase::kWriting;
+  Say(v1::COMPLETING, absl::StrCat("writing ", job_.spec.output()));
+  v1::DaemonMessage message;
+  message.mutable_open_output();
+  ranks_[0].session->Send(message);
+  WriteOutput();
+}
+
+void JobRun::WriteOutput() {
+  thread_.Post([this, state = state_.get(), connection = files_connection_] {
+    std::vector<std::string> warnings;
+    auto write = [&]() -> absl::Status {
+      SDP_ASSIGN_OR_RETURN(
+          NamedFiles files,
+          ReceiveFiles(connection->socket.get(), v1::FilesMessage::OUTPUT));
+      SDP_ASSIGN_OR_RETURN(std::vector<int> fds, MatchOutput(*source_, files));
+      SDP_ASSIGN_OR_RETURN(warnings, WriteParameters(*source_, *state, fds));
+      return absl::OkStatus();
+    };
+    absl::Status status = write();
+    if (absl::Status sent =
+            SendFilesReply(connection->socket.get(), status, warnings);
+        status.ok()) {
+      status = sent;
+    }
+    Back([status, warnings](JobRun& run) { run.OnWritten(status, warnings); });
+  });
+}
+
+void JobRun::OnWritten(const absl::Status& status,
+                       const std::vector<std::string>& warnings) {
+  if (phase_ != Phase::kWriting) return;
+  if (!status.ok()) {
+    const bool broken =
+        absl::IsCancelled(status) || absl::IsUnavailable(status);
+    if (broken) {
+      FailRank(0, "closed its attach connection", /*refinable=*/true);
+    } else {
+      Abort(
+          v1::FAILED, shm::AbortReason::kJobFailed,
+          absl::StrCat("writing ", job_.spec.output(), ": ", status.message()));
+    }
+    return;
+  }
+  for (const std::string& warning : warnings) {
+    Say(v1::COMPLETING, absl::StrCat("writing ", job_.spec.output()), warning);
+  }
+  written_ = true;
+  CommitIfWritten();
+}
+
+void JobRun::CommitIfWritten() {
+  if (!written_ || !output_opened_) return;
+  phase_ = Phase::kCommitting;
+  v1::DaemonMessage message;
+  message.mutable_commit_output();
+  ranks_[0].session->Send(message);
+}
+
+void JobRun::OnCommitted(const std::string& path) {
+  phase_ = Phase::kLeaving;
+  end_state_ = v1::COMPLETED;
+  end_reason_ = "";
+  end_began_ns_ = MonotonicNs();
+  Say(v1::COMPLETING, "workers leave", absl::StrCat("output is in ", path));
+  v1::DaemonMessage message;
+  message.mutable_leave();
+  SendAll(message);
+  FinishAll(absl::OkStatus());
+  TearDown();
+}
+
+}  // namespace slidedp::hostd

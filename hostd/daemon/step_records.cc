@@ -1,0 +1,203 @@
+#include "hostd/daemon/step_records.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "common/base/units.h"
+#include "nlohmann/json.hpp"
+
+namespace slidedp::hostd {
+namespace {
+
+using nlohmann::json;
+
+constexpr absl::string_view kPrefix = "{\"step\":";
+constexpr size_t kPieceBytes = 256 * kKiB;
+constexpr size_t kMaxLineBytes = 16 * kKiB;
+// The last records tell the present speed.
+constexpr size_t kSpeedWindow = 32;
+
+std::string Number(double value) {
+  return std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
+}
+
+double ReadNumber(const json& object, const char* key) {
+  auto it = object.find(key);
+  if (it == object.end() || it->is_null()) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return it->get<double>();
+}
+
+// The step of a line, without parsing the rest of it.
+bool StepOf(absl::string_view line, uint64_t& step) {
+  if (!absl::ConsumePrefix(&line, kPrefix)) return false;
+  return absl::SimpleAtoi(line.substr(0, line.find(',')), &step);
+}
+
+}  // namespace
+
+std::string ToJsonLine(const v1::StepRecord& r) {
+  return absl::StrCat(
+      kPrefix, r.step(), ",\"loss\":", Number(r.loss()),
+      ",\"grad_norm\":", Number(r.grad_norm()),
+      ",\"clip_coefficient\":", Number(r.clip_coefficient()),
+      ",\"lr\":", Number(r.lr()), ",\"valid_tokens\":", r.valid_tokens(),
+      ",\"tokens\":", r.tokens(), ",\"seconds\":", Number(r.seconds()),
+      ",\"skipped\":", r.skipped() ? "true" : "false", ",\"skip_reason\":",
+      json(r.skip_reason())
+          .dump(-1, ' ', false, json::error_handler_t::replace),
+      ",\"deliver_ns\":", r.deliver_ns(), ",\"compute_ns\":", r.compute_ns(),
+      ",\"reduce_ns\":", r.reduce_ns(), ",\"drain_ns\":", r.drain_ns(),
+      ",\"stall_ns\":", r.stall_ns(), ",\"update_ns\":", r.update_ns(), "}");
+}
+
+absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
+  try {
+    json o = json::parse(line.begin(), line.end());
+    v1::StepRecord r;
+    r.set_step(o.at("step").get<uint64_t>());
+    r.set_loss(ReadNumber(o, "loss"));
+    r.set_grad_norm(ReadNumber(o, "grad_norm"));
+    r.set_clip_coefficient(ReadNumber(o, "clip_coefficient"));
+    r.set_lr(ReadNumber(o, "lr"));
+    r.set_valid_tokens(o.at("valid_tokens").get<uint64_t>());
+    r.set_tokens(o.at("tokens").get<uint64_t>());
+    r.set_seconds(ReadNumber(o, "seconds"));
+    r.set_skipped(o.at("skipped").get<bool>());
+    r.set_skip_reason(o.at("skip_reason").get<std::string>());
+    r.set_deliver_ns(o.at("deliver_ns").get<int64_t>());
+    r.set_compute_ns(o.at("compute_ns").get<int64_t>());
+    r.set_reduce_ns(o.at("reduce_ns").get<int64_t>());
+    r.set_drain_ns(o.at("drain_ns").get<int64_t>());
+    r.set_stall_ns(o.at("stall_ns").get<int64_t>());
+    r.set_update_ns(o.at("update_ns").get<int64_t>());
+    return r;
+  } catch (const json::exception& e) {
+    return absl::DataLossError(absl::StrCat("step record: ", e.what()));
+  }
+}
+
+absl::Status StepRecords::Append(const v1::StepRecord& record) {
+  kept_.push_back({record, MonotonicNs()});
+  if (kept_.size() > kInMemory) kept_.pop_front();
+  if (broken_) return absl::OkStatus();
+  auto store = [&]() -> absl::Status {
+    if (!fd_.valid()) {
+      SDP_ASSIGN_OR_RETURN(
+          fd_,
+          OpenFile(file(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600));
+    }
+    std::string line = ToJsonLine(record) + "\n";
+    ssize_t written = write(fd_.get(), line.data(), line.size());
+    if (written != static_cast<ssize_t>(line.size())) {
+      return ErrnoStatus(written < 0 ? errno : ENOSPC, file());
+    }
+    return absl::OkStatus();
+  };
+  absl::Status status = store();
+  broken_ = !status.ok();
+  return status;
+}
+
+void StepRecords::Forget() {
+  kept_.clear();
+  kept_.shrink_to_fit();
+  fd_.Reset();
+}
+
+std::vector<v1::StepRecord> StepRecords::Next(Cursor& cursor,
+                                              size_t most) const {
+  std::vector<v1::StepRecord> records;
+  bool in_memory =
+      !kept_.empty() && kept_.front().record.step() <= cursor.after_step + 1;
+  if (!in_memory) {
+    while (records.empty() && NextFromFile(cursor, most, records)) {
+    }
+    if (!records.empty()) return records;
+  }
+  // What the file lacks, it lacks for good: go on with what is in memory.
+  auto next = std::upper_bound(kept_.begin(), kept_.end(), cursor.after_step,
+                               [](uint64_t step, const Kept& kept) {
+                                 return step < kept.record.step();
+                               });
+  for (; next != kept_.end() && records.size() < most; ++next) {
+    records.push_back(next->record);
+    cursor.after_step = next->record.step();
+  }
+  return records;
+}
+
+// Whether there may be more in the file.
+bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
+                               std::vector<v1::StepRecord>& records) const {
+  absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDONLY | O_NOFOLLOW);
+  if (!fd.ok()) return false;
+  std::string piece(kPieceBytes, '\0');
+  ssize_t got = pread(fd->get(), piece.data(), piece.size(),
+                      static_cast<off_t>(cursor.offset_bytes));
+  if (got <= 0) return false;
+  absl::string_view rest(piece.data(), static_cast<size_t>(got));
+  size_t taken = 0;
+  while (records.size() < most) {
+    size_t end = rest.find('\n');
+    if (end == absl::string_view::npos) break;
+    absl::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end + 1);
+    taken += end + 1;
+    uint64_t step;
+    if (!StepOf(line, step) || step <= cursor.after_step) continue;
+    absl::StatusOr<v1::StepRecord> record = FromJsonLine(line);
+    if (!record.ok()) continue;
+    cursor.after_step = step;
+    records.push_back(*std::move(record));
+  }
+  cursor.offset_bytes += taken;
+  return taken > 0;
+}
+
+absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
+  if (!kept_.empty()) return kept_.back().record;
+  SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(file(), O_RDONLY | O_NOFOLLOW));
+  SDP_ASSIGN_OR_RETURN(uint64_t bytes, RegularFileBytes(fd.get(), file()));
+  uint64_t begin = bytes > kMaxLineBytes ? bytes - kMaxLineBytes : 0;
+  std::string tail(bytes - begin, '\0');
+  SDP_RETURN_IF_ERROR(
+      PreadFully(fd.get(), tail.data(), tail.size(), begin, file()));
+  // The last line that can be read: a killed daemon may leave half of one.
+  absl::string_view rest = tail;
+  while (!rest.empty()) {
+    absl::string_view whole = absl::StripSuffix(rest, "\n");
+    size_t newline = whole.rfind('\n');
+    absl::string_view line =
+        newline == absl::string_view::npos ? whole : whole.substr(newline + 1);
+    absl::StatusOr<v1::StepRecord> record = FromJsonLine(line);
+    if (record.ok()) return record;
+    if (newline == absl::string_view::npos) break;
+    rest = rest.substr(0, newline + 1);
+  }
+  return absl::NotFoundError("no step is recorded");
+}
+
+double StepRecords::steps_per_second() const {
+  if (kept_.size() < 2) return 0;
+  size_t first = kept_.size() > kSpeedWindow ? kept_.size() - kSpeedWindow : 0;
+  int64_t elapsed_ns = kept_.back().received_ns - kept_[first].received_ns;
+  if (elapsed_ns <= 0) return 0;
+  return static_cast<double>(kept_.size() - 1 - first) * 1e9 /
+         static_cast<double>(elapsed_ns);
+}
+
+}  // namespace slidedp::hostd

@@ -1,0 +1,62 @@
+// A job's step records: all of them in metrics.jsonl of its log folder, the
+// last ones also in memory.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/base/fd.h"
+#include "proto/job.pb.h"
+
+namespace slidedp::hostd {
+
+// One line without its newline. Numbers that JSON can't write are null.
+std::string ToJsonLine(const v1::StepRecord& record);
+absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line);
+
+class StepRecords {
+ public:
+  static constexpr size_t kInMemory = 4096;
+
+  explicit StepRecords(std::string folder) : folder_(std::move(folder)) {}
+
+  // Opens the file at the first record. An error leaves the record in memory
+  // only, and is returned once.
+  absl::Status Append(const v1::StepRecord& record);
+  // Drops what is in memory; the file stays.
+  void Forget();
+
+  // Where a reader is.
+  struct Cursor {
+    uint64_t after_step = 0;
+    uint64_t offset_bytes = 0;  // into the file
+  };
+  // The next records, at most `most`; empty when there are no more now. Lines
+  // that can't be read are passed over.
+  std::vector<v1::StepRecord> Next(Cursor& cursor, size_t most) const;
+
+  // The last one, from memory or the file.
+  absl::StatusOr<v1::StepRecord> Last() const;
+
+  // Over the records in memory; 0 with fewer than two.
+  double steps_per_second() const;
+
+ private:
+  struct Kept {
+    v1::StepRecord record;
+    int64_t received_ns;
+  };
+  std::string file() const { return folder_ + "/metrics.jsonl"; }
+  bool NextFromFile(Cursor& cursor, size_t most,
+                    std::vector<v1::StepRecord>& records) const;
+
+  std::string folder_;
+  UniqueFd fd_;
+  bool broken_ = false;
+  std::deque<Kept> kept_;
+};
+
+}  // namespace slidedp::hostd
