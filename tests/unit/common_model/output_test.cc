@@ -327,13 +327,19 @@ TEST(OutputPathTest, RefusesEverythingElseByName) {
   }
 }
 
-TEST(OutputPathTest, RefusesAFolderWithoutWriteAccess) {
-  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+// In a process of its own: root may write everywhere, so it becomes nobody.
+TEST(OutputPathDeathTest, RefusesAFolderWithoutWriteAccess) {
   TempFolder folder;
-  fs::create_directory(folder.Sub("locked"));
-  fs::permissions(folder.Sub("locked"), fs::perms::owner_read);
-  EXPECT_THAT(CheckOutputPath(folder.Sub("locked/new")),
-              StatusIs(absl::StatusCode::kPermissionDenied));
+  ASSERT_EQ(chmod(folder.path().c_str(), 0755), 0);
+  ASSERT_EQ(mkdir(folder.Sub("locked").c_str(), 0555), 0);
+  ASSERT_EQ(chmod(folder.Sub("locked").c_str(), 0555), 0);
+  EXPECT_EXIT(
+      {
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(2);
+        absl::Status status = CheckOutputPath(folder.Sub("locked/new"));
+        _exit(absl::IsPermissionDenied(status) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "common/base/bf16.h"
 #include "common/model/config.h"
 #include "gtest/gtest.h"
 #include "tests/testing/tiny_model.h"
@@ -73,6 +74,19 @@ TEST(RopeTest, Llama3ScalingHasThreeBands) {
     EXPECT_EQ(blended, 6);
     EXPECT_EQ(stretched, 29);
   }
+}
+
+TEST(RopeTest, FrequenciesAreRoundedToBf16OnDemandOnly) {
+  ModelConfig config = Config(64, 500000);
+  std::vector<float> exact = RopeInverseFrequencies(config);
+  config.rope.bf16_inverse_frequencies = true;
+  std::vector<float> rounded = RopeInverseFrequencies(config);
+  int changed = 0;
+  for (size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_EQ(rounded[i], Bf16ToFloat(FloatToBf16Even(exact[i])));
+    changed += rounded[i] != exact[i];
+  }
+  EXPECT_GT(changed, 20);
 }
 
 TEST(RopeTest, TinyModelsUseAllBands) {
