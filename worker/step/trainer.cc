@@ -60,7 +60,7 @@ class TrainerImpl : public Trainer {
 
   absl::Status Register(const shm::Mapping& mapping, bool read_only);
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
-  absl::Status EnqueueStep(uint64_t step, uint64_t end);
+  absl::Status EnqueueStep(uint64_t step);
   absl::Status Embed(const Visit& visit, const StepTokens& tokens);
   absl::Status ForwardLayer(const Visit& visit, int64_t layer);
   absl::Status TurnAtHead(const Visit& visit, const StepTokens& tokens);
@@ -186,7 +186,7 @@ absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
   first_step_ = first;
   upcoming_.clear();
   for (uint64_t step = first; step < end; ++step) {
-    SDP_RETURN_IF_ERROR(EnqueueStep(step, end));
+    SDP_RETURN_IF_ERROR(EnqueueStep(step));
     steps_enqueued_.store(step + 1, std::memory_order_relaxed);
   }
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
@@ -194,25 +194,20 @@ absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
   return WriteTimes(end - 1);
 }
 
-absl::Status TrainerImpl::EnqueueStep(uint64_t step, uint64_t end) {
+absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   const int layers = static_cast<int>(in_.config->layers);
-  const int head_unit = in_.layout->head_unit();
-  // The visits of this step, then those of the next one: what Advance may look
-  // at. Whatever the last step left over is this step's beginning.
-  auto append = [&](uint64_t s) {
-    upcoming_.push_back({in_.layout->embedding_unit(), s});
-    for (int l = 0; l < layers; ++l) {
-      upcoming_.push_back({in_.layout->decoder_unit(l), s});
-    }
-    upcoming_.push_back({head_unit, s});
-    for (int l = layers - 1; l >= 0; --l) {
-      upcoming_.push_back({in_.layout->decoder_unit(l), s});
-    }
-  };
-  if (upcoming_.empty()) append(step);
-  if (step + 1 < end) append(step + 1);
-  const size_t visits = 2 * static_cast<size_t>(layers) + 2;
-  std::vector<Visit> order(upcoming_.begin(), upcoming_.begin() + visits);
+  // Deliveries look ahead within the step only: one of the next step would wait
+  // for versions that depend on gradients not yet enqueued, and a full queue
+  // would then block the host for ever.
+  upcoming_.push_back({in_.layout->embedding_unit(), step});
+  for (int l = 0; l < layers; ++l) {
+    upcoming_.push_back({in_.layout->decoder_unit(l), step});
+  }
+  upcoming_.push_back({in_.layout->head_unit(), step});
+  for (int l = layers - 1; l >= 0; --l) {
+    upcoming_.push_back({in_.layout->decoder_unit(l), step});
+  }
+  const std::vector<Visit> order = upcoming_;
 
   SDP_ASSIGN_OR_RETURN(const StepTokens tokens, BeginStep(step));
   size_t at = 0;

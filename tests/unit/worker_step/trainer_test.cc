@@ -53,7 +53,11 @@ class TrainerTest : public ::testing::Test {
     options.problem.ranks = 1;
     options.problem.compute_threads = 1;
     options.problem.update_threads = 2;
-    options.update = {kLr, 0.9, 0.95, 1e-8, 0.1};
+    options.update.lr = kLr;
+    options.update.beta1 = 0.9;
+    options.update.beta2 = 0.95;
+    options.update.eps = 1e-8;
+    options.update.weight_decay = 0.1;
     options.update.schedule.kind = policy::LrScheduleKind::kConstant;
     options.update.schedule.total_steps = 5;
     options.update.max_grad_norm = 1.0;
@@ -191,12 +195,24 @@ TEST_P(RouteTest, RoutesStayWithinTheBoundOfOneRank) {
       options.problem.d2h_chunk_bytes = 1280;
       ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
       SCOPED_TRACE(absl::StrCat("tied ", tied, " eager ", eager));
-      // Every rank rounds first on these routes.
       const bool rounded = c.ranks > 1 &&
                            (c.grads == policy::GradRoute::kCpu ||
                             c.reduce == policy::ReduceDType::kBf16);
-      ExpectNear(reference, result, (rounded ? 10 : 1) * kMasterBound,
-                 (rounded ? 10 : 1) * kLossBound);
+      if (!rounded) {
+        ExpectNear(reference, result, kMasterBound, kLossBound);
+        continue;
+      }
+      // Every rank rounds first: an element is off by 2^-9 of the ranks'
+      // gradients. Where those cancel, that can be all of the sum, and Adam
+      // moves the element by up to about lr a step whatever the sum's size; on
+      // average the error stays near 2^-8 of lr a step.
+      ExpectNear(reference, result, 5 * 1.1 * kLr, 10 * kLossBound);
+      double sum = 0;
+      for (size_t i = 0; i < result.master.size(); ++i) {
+        sum += std::abs(result.master[i] - reference.master[i]);
+      }
+      EXPECT_LE(sum / static_cast<double>(result.layout.parameters),
+                kMasterBound);
     }
   }
 }
