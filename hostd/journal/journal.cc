@@ -146,8 +146,8 @@ absl::Status Journal::Prepare(const std::string& path) {
     SDP_RETURN_IF_ERROR(Execute(kSchema));
     SDP_RETURN_IF_ERROR(Execute(
         absl::StrCat("PRAGMA application_id=", kApplicationId).c_str()));
-    SDP_RETURN_IF_ERROR(Execute(
-        absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str()));
+    SDP_RETURN_IF_ERROR(
+        Execute(absl::StrCat("PRAGMA user_version=", kSchemaVersion).c_str()));
     return transaction.Commit();
   }
   if (application != kApplicationId) {

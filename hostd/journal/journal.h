@@ -59,16 +59,14 @@ class Journal {
   // Creates the file (0600) where there is none. A newer schema, a file of
   // another program, a damaged file or one that another daemon holds is an
   // error that says so.
-  static absl::StatusOr<std::unique_ptr<Journal>> Open(
-      const std::string& path);
+  static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& path);
   ~Journal();
   Journal(const Journal&) = delete;
   Journal& operator=(const Journal&) = delete;
 
   // `row.id` is ignored; returns the new id, higher than every id before.
   // AlreadyExists if this uid has used the client_id.
-  absl::StatusOr<uint64_t> Insert(const JobRow& row,
-                                  const v1::JobEvent& event);
+  absl::StatusOr<uint64_t> Insert(const JobRow& row, const v1::JobEvent& event);
   // Everything that changes in a job's life, and new events, at once.
   absl::Status Update(const JobRow& row,
                       const std::vector<v1::JobEvent>& events);

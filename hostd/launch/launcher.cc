@@ -153,8 +153,8 @@ bool LauncherThread::TakeCommands() {
 
 void LauncherThread::LaunchNow(const LaunchRequest& request) {
   auto launch = [&]() -> absl::StatusOr<Launched> {
-    SDP_ASSIGN_OR_RETURN(LogFile log,
-                         LogFile::Open(request.log_file, request.log_max_bytes));
+    SDP_ASSIGN_OR_RETURN(
+        LogFile log, LogFile::Open(request.log_file, request.log_max_bytes));
     SDP_ASSIGN_OR_RETURN(Spawned process, Spawn(request));
     Launched launched;
     launched.pid = process.pid;
@@ -233,18 +233,18 @@ absl::StatusOr<std::unique_ptr<Launcher>> Launcher::Start(Events events) {
 std::string Describe(const WorkerExit& exit) {
   if (exit.signal != 0) {
     const char* name = sigabbrev_np(exit.signal);
-    return absl::StrCat("was killed by signal ", exit.signal,
-                        name == nullptr ? "" : absl::StrCat(" (SIG", name, ")"));
+    return absl::StrCat(
+        "was killed by signal ", exit.signal,
+        name == nullptr ? "" : absl::StrCat(" (SIG", name, ")"));
   }
   return absl::StrCat("exited with code ", exit.code);
 }
 
 absl::StatusOr<uint64_t> StartTicks(int32_t pid) {
   std::string path = absl::StrCat("/proc/", pid, "/stat");
-  absl::StatusOr<UniqueFd> fd = OpenFile(path, O_RDONLY);
-  if (!fd.ok()) return fd.status();
+  SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY));
   char text[1024];
-  ssize_t got = read(fd->get(), text, sizeof(text));
+  ssize_t got = read(fd.get(), text, sizeof(text));
   if (got <= 0) return ErrnoStatus(errno, path);
   // The command, field 2, may hold anything; the last ')' ends it.
   absl::string_view stat(text, got);
@@ -262,19 +262,22 @@ absl::StatusOr<uint64_t> StartTicks(int32_t pid) {
 }
 
 absl::StatusOr<std::string> BootId() {
-  SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile("/proc/sys/kernel/random/boot_id",
-                                             O_RDONLY));
+  SDP_ASSIGN_OR_RETURN(UniqueFd fd,
+                       OpenFile("/proc/sys/kernel/random/boot_id", O_RDONLY));
   char text[64];
   ssize_t got = read(fd.get(), text, sizeof(text));
   if (got <= 0) return ErrnoStatus(errno, "boot_id");
-  return std::string(absl::StripTrailingAsciiWhitespace(
-      absl::string_view(text, got)));
+  return std::string(
+      absl::StripTrailingAsciiWhitespace(absl::string_view(text, got)));
 }
 
 bool KillLeftover(int32_t pid, uint64_t start_ticks) {
   // The pidfd first: what it refers to can't change any more.
   UniqueFd pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (!pidfd.valid()) return false;
+  // Dead already, whoever has to reap it.
+  pollfd dead = {pidfd.get(), POLLIN, 0};
+  if (poll(&dead, 1, 0) != 0) return false;
   absl::StatusOr<uint64_t> ticks = StartTicks(pid);
   if (!ticks.ok() || *ticks != start_ticks) return false;
   return syscall(SYS_pidfd_send_signal, pidfd.get(), SIGKILL, nullptr, 0) == 0;

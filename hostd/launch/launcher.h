@@ -24,7 +24,7 @@ struct WorkerId {
 
 struct LaunchRequest {
   WorkerId id;
-  std::vector<std::string> argv;  // argv[0]: the binary's absolute path
+  std::vector<std::string> argv;         // argv[0]: the binary's absolute path
   std::vector<std::string> environment;  // NAME=VALUE
   // Whom to become; a daemon that is not root, and a job of uid 0, stay what
   // they are.

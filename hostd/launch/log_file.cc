@@ -27,8 +27,8 @@ bool WriteAll(int fd, absl::string_view text) {
 absl::StatusOr<LogFile> LogFile::Open(const std::string& path,
                                       uint64_t max_bytes) {
   SDP_ASSIGN_OR_RETURN(
-      UniqueFd fd, OpenFile(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW,
-                            0600));
+      UniqueFd fd,
+      OpenFile(path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600));
   SDP_ASSIGN_OR_RETURN(uint64_t bytes, RegularFileBytes(fd.get(), path));
   return LogFile(std::move(fd), bytes, max_bytes);
 }

@@ -24,9 +24,13 @@ struct ChildError {
   int error_number;
 };
 enum Step { kGroups, kGid, kUid, kDeath, kOutput, kFolder, kExec };
-constexpr const char* kStepNames[] = {
-    "set its groups",     "set its group",      "set its user",
-    "tie its life to us", "redirect its output", "change to /", "execute"};
+constexpr const char* kStepNames[] = {"set its groups",
+                                      "set its group",
+                                      "set its user",
+                                      "tie its life to us",
+                                      "redirect its output",
+                                      "change to /",
+                                      "execute"};
 
 // Prepared before the fork: the child of a process with threads may only make
 // system calls.
