@@ -1,14 +1,13 @@
 // Causal attention in blocks: kQueryRows queries x kKeyColumns keys at a time,
 // softmax over the blocks of a row by running maximum and sum, so that scores
 // of a whole sequence never exist. Key blocks lie on a fixed grid.
-#include <cblas.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "worker/ops/blas.h"
 #include "worker/ops/cpu_ops.h"
 #include "worker/ops/simd.h"
 
@@ -100,25 +99,10 @@ absl::Status CheckShape(const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
-// c [m, n] = alpha a b^T + beta c
-void MulTransposed(int64_t m, int64_t n, int64_t k, float alpha, const float* a,
-                   int64_t lda, const float* b, int64_t ldb, float* c,
-                   int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, m, n, k, alpha, a, lda,
-              b, ldb, 0.0f, c, ldc);
-}
-
-void Mul(CBLAS_TRANSPOSE transpose_a, int64_t m, int64_t n, int64_t k,
-         const float* a, int64_t lda, const float* b, int64_t ldb, bool add,
-         float* c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, transpose_a, CblasNoTrans, m, n, k, 1.0f, a, lda,
-              b, ldb, add ? 1.0f : 0.0f, c, ldc);
-}
-
 // What a row's masked columns hold after the softmax.
 void ZeroOutside(Range seen, int64_t columns, float* row) {
-  std::fill(row, row + seen.begin, 0.0f);
-  std::fill(row + seen.end, row + columns, 0.0f);
+  ZeroRows(1, seen.begin, row, columns);
+  ZeroRows(1, columns - seen.end, row + seen.end, columns);
 }
 
 // Rows `block` of one head.
@@ -134,9 +118,10 @@ void ForwardBlock(const Geometry& g, int64_t b, int64_t head, int64_t block,
   std::fill(sum, sum + q.size(), 0.0);
   for (int64_t j = key_blocks.begin; j < key_blocks.end; ++j) {
     const Range k = g.keys(q, j);
-    MulTransposed(q.size(), k.size(), d, g.scale, qkv + g.q(b, q.begin, head),
-                  g.qkv_stride(), qkv + g.k(b, k.begin, kv_head),
-                  g.qkv_stride(), scores, k.size());
+    Gemm(CblasNoTrans, CblasTrans, q.size(), k.size(), d, g.scale,
+         qkv + g.q(b, q.begin, head), g.qkv_stride(),
+         qkv + g.k(b, k.begin, kv_head), g.qkv_stride(), /*add=*/false, scores,
+         k.size());
     for (int64_t i = 0; i < q.size(); ++i) {
       float* row = scores + i * k.size();
       const Range seen = g.columns(q.begin + i, k);
@@ -154,10 +139,10 @@ void ForwardBlock(const Geometry& g, int64_t b, int64_t head, int64_t block,
       }
       sum[i] += simd::ExpSum(max[i], seen.size(), row + seen.begin);
     }
-    Mul(CblasNoTrans, q.size(), d, k.size(), scores, k.size(),
-        qkv + g.v(b, k.begin, kv_head), g.qkv_stride(),
-        /*add=*/j > key_blocks.begin, out + g.o(b, q.begin, head),
-        g.o_stride());
+    Gemm(CblasNoTrans, CblasNoTrans, q.size(), d, k.size(), 1.0f, scores,
+         k.size(), qkv + g.v(b, k.begin, kv_head), g.qkv_stride(),
+         /*add=*/j > key_blocks.begin, out + g.o(b, q.begin, head),
+         g.o_stride());
   }
   for (int64_t i = 0; i < q.size(); ++i) {
     simd::Scale(static_cast<float>(1.0 / sum[i]), d,
@@ -190,10 +175,10 @@ void BackwardBlock(const Geometry& g, const BackwardInputs& in, int64_t b,
   const float* k_rows = in.qkv + g.k(b, k.begin, kv_head);
   const float* v_rows = in.qkv + g.v(b, k.begin, kv_head);
   const float* d_out_rows = in.d_out + g.o(b, q.begin, head);
-  MulTransposed(q.size(), k.size(), d, g.scale, q_rows, g.qkv_stride(), k_rows,
-                g.qkv_stride(), scores, k.size());
-  MulTransposed(q.size(), k.size(), d, 1.0f, d_out_rows, g.o_stride(), v_rows,
-                g.qkv_stride(), d_p, k.size());
+  Gemm(CblasNoTrans, CblasTrans, q.size(), k.size(), d, g.scale, q_rows,
+       g.qkv_stride(), k_rows, g.qkv_stride(), /*add=*/false, scores, k.size());
+  Gemm(CblasNoTrans, CblasTrans, q.size(), k.size(), d, 1.0f, d_out_rows,
+       g.o_stride(), v_rows, g.qkv_stride(), /*add=*/false, d_p, k.size());
   for (int64_t i = 0; i < q.size(); ++i) {
     const int64_t row = q.begin + i, o = g.o(b, row, head);
     const Range seen = g.columns(row, k);
@@ -206,17 +191,17 @@ void BackwardBlock(const Geometry& g, const BackwardInputs& in, int64_t b,
                           d_p + i * k.size() + seen.begin);
   }
   if (want_q) {
-    Mul(CblasNoTrans, q.size(), d, k.size(), d_p, k.size(), k_rows,
-        g.qkv_stride(), /*add=*/true, in.d_qkv + g.q(b, q.begin, head),
-        g.qkv_stride());
+    Gemm(CblasNoTrans, CblasNoTrans, q.size(), d, k.size(), 1.0f, d_p, k.size(),
+         k_rows, g.qkv_stride(), /*add=*/true, in.d_qkv + g.q(b, q.begin, head),
+         g.qkv_stride());
   }
   if (want_kv) {
-    Mul(CblasTrans, k.size(), d, q.size(), d_p, k.size(), q_rows,
-        g.qkv_stride(), /*add=*/true, in.d_qkv + g.k(b, k.begin, kv_head),
-        g.qkv_stride());
-    Mul(CblasTrans, k.size(), d, q.size(), scores, k.size(), d_out_rows,
-        g.o_stride(), /*add=*/true, in.d_qkv + g.v(b, k.begin, kv_head),
-        g.qkv_stride());
+    Gemm(CblasTrans, CblasNoTrans, k.size(), d, q.size(), 1.0f, d_p, k.size(),
+         q_rows, g.qkv_stride(), /*add=*/true,
+         in.d_qkv + g.k(b, k.begin, kv_head), g.qkv_stride());
+    Gemm(CblasTrans, CblasNoTrans, k.size(), d, q.size(), 1.0f, scores,
+         k.size(), d_out_rows, g.o_stride(), /*add=*/true,
+         in.d_qkv + g.v(b, k.begin, kv_head), g.qkv_stride());
   }
 }
 
@@ -251,8 +236,8 @@ absl::Status CpuOps::AttentionBackward(ConstAct qkv, ConstAct out,
         static_cast<const float*>(qkv), static_cast<const float*>(out), lse,
         static_cast<const float*>(d_out), static_cast<float*>(d_qkv)};
     ForRanges(shape.tokens(), 8, [&](int64_t begin, int64_t end) {
-      std::fill(in.d_qkv + begin * shape.qkv_dim(),
-                in.d_qkv + end * shape.qkv_dim(), 0.0f);
+      ZeroRows(end - begin, shape.qkv_dim(), in.d_qkv + begin * shape.qkv_dim(),
+               shape.qkv_dim());
     });
     const int64_t group = shape.heads / shape.kv_heads;
     const int64_t kv_heads = shape.batch * shape.kv_heads;

@@ -1,10 +1,9 @@
 // Linear layers: GEMM over a fixed grid of tiles, weights upcast tile by tile.
-#include <cblas.h>
-
 #include <algorithm>
 
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "worker/ops/blas.h"
 #include "worker/ops/cpu_ops.h"
 #include "worker/ops/simd.h"
 
@@ -61,10 +60,9 @@ void CpuOps::MatMulBf16(const float* a, const bf16* w, bool transpose,
           simd::Upcast(w + (k0 + row) * n + n0, tn, tile + row * tn);
         }
       }
-      cblas_sgemm(CblasRowMajor, CblasNoTrans,
-                  transpose ? CblasTrans : CblasNoTrans, tm, tn, tk, 1.0f,
-                  a + m0 * k + k0, k, tile, transpose ? tk : tn,
-                  add || k0 > 0 ? 1.0f : 0.0f, out, n);
+      Gemm(CblasNoTrans, transpose ? CblasTrans : CblasNoTrans, tm, tn, tk,
+           1.0f, a + m0 * k + k0, k, tile, transpose ? tk : tn, add || k0 > 0,
+           out, n);
     }
     if (bias != nullptr) {
       for (int64_t row = 0; row < tm; ++row) {
@@ -113,9 +111,9 @@ absl::Status CpuOps::LinearBackwardWeight(ConstAct x, ConstAct d_y,
     const int64_t columns = Parts(in, tile_n);
     const auto task = [&](int64_t i, float*) {
       const int64_t m0 = i / columns * tile_m, n0 = i % columns * tile_n;
-      cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans,
-                  std::min(tile_m, out - m0), std::min(tile_n, in - n0), tokens,
-                  1.0f, a + m0, out, b + n0, in, 1.0f, d_w + m0 * in + n0, in);
+      Gemm(CblasTrans, CblasNoTrans, std::min(tile_m, out - m0),
+           std::min(tile_n, in - n0), tokens, 1.0f, a + m0, out, b + n0, in,
+           /*add=*/true, d_w + m0 * in + n0, in);
     };
     ForTasks(tiles(), std::cref(task));
     if (d_bias == nullptr) return;

@@ -21,7 +21,8 @@ void AddToDouble(const float* x, size_t n, double* y);       // y += x
 void AddDoubleToFloat(const double* x, size_t n, float* y);  // y += float(x)
 
 float Max(const float* x, size_t n);  // -infinity if n is 0
-// x = exp(x - max), at most 1 ulp off; returns the sum, in float64.
+// x = exp(x - max), at most 1 ulp off, 0 below exp(-87); returns the sum, in
+// float64. `max` is not below any x.
 double ExpSum(float max, size_t n, float* x);
 
 // Sums in float64.
@@ -44,7 +45,8 @@ void NormWeightGradient(const float* x, const float* d_out, float rstd,
 void Rotate(const float* lo, const float* hi, const float* cos,
             const float* sin, size_t n, float* out_lo, float* out_hi);
 
-// scores = exp(scores - lse) = p; d_p = p * (d_p - delta) * scale.
+// scores = exp(scores - lse) = p, as ExpSum gives it; d_p = p * (d_p - delta) *
+// scale.
 void SoftmaxBackward(float lse, float delta, float scale, size_t n,
                      float* scores, float* d_p);
 

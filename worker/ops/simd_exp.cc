@@ -8,7 +8,6 @@
 // clang-format off
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "worker/ops/simd_rows-inl.h"
 // clang-format on
 
@@ -16,11 +15,35 @@ HWY_BEFORE_NAMESPACE();
 namespace slidedp::ops::simd {
 namespace HWY_NAMESPACE {
 
-// hn::Exp gives 0 for what is not a number; a diverged model must not look
-// like a small probability.
+// exp(x) for x <= 0 (a little above is fine), at most 1 ulp off; 0 below -87,
+// where the result would leave float32's normal range: subnormal weights would
+// slow every product that they meet. NaN stays NaN (hn::Exp gives 0).
+//
+// exp(x) = 2^n exp(r), n = round(x / ln 2), |r| <= ln 2 / 2; ln 2 in two parts,
+// the first short enough for n * part to be exact; exp(r) by the Cephes
+// polynomial.
 template <class D, class V>
-HWY_INLINE V Exponential(D d, V x) {
-  return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
+HWY_INLINE V ExpNotPositive(D d, V x) {
+  const hn::Rebind<int32_t, D> di;
+  // Adding 1.5 * 2^23 leaves n in the low bits.
+  const auto shift = hn::Set(d, 12582912.0f);
+  const auto shifted = hn::MulAdd(x, hn::Set(d, 1.44269504088896341f), shift);
+  const auto n = hn::Sub(shifted, shift);
+  auto r = hn::MulAdd(n, hn::Set(d, -0.693359375f), x);
+  r = hn::MulAdd(n, hn::Set(d, 2.12194440e-4f), r);
+  auto p = hn::Set(d, 1.9875691500e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
+  p = hn::Add(hn::MulAdd(p, hn::Mul(r, r), r), hn::Set(d, 1.0f));
+  // p lies in [0.7, 1.5), so the exponent may be added in place.
+  const auto scaled = hn::BitCast(
+      d,
+      hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  const auto result = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), scaled);
+  return hn::IfThenElse(hn::Eq(x, x), result, x);
 }
 
 float Max(const float* x, size_t n) {
@@ -46,7 +69,8 @@ double ExpSum(float max, size_t n, float* x) {
   auto sums = hn::Zero(dd);
   size_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    hn::StoreU(Exponential(d, hn::Sub(hn::LoadU(d, x + i), shift)), d, x + i);
+    hn::StoreU(ExpNotPositive(d, hn::Sub(hn::LoadU(d, x + i), shift)), d,
+               x + i);
     for (size_t part = 0; part < lanes; part += hn::Lanes(dd)) {
       sums = hn::Add(sums, LoadDouble(dd, x + i + part));
     }
@@ -54,7 +78,7 @@ double ExpSum(float max, size_t n, float* x) {
   double sum = hn::GetLane(hn::SumOfLanes(dd, sums));
   const hn::CappedTag<float, 1> one;
   for (; i < n; ++i) {
-    x[i] = hn::GetLane(Exponential(one, hn::Set(one, x[i] - max)));
+    x[i] = hn::GetLane(ExpNotPositive(one, hn::Set(one, x[i] - max)));
     sum += x[i];
   }
   return sum;
@@ -64,7 +88,7 @@ void SoftmaxBackward(float lse, float delta, float scale, size_t n,
                      float* scores, float* d_p) {
   ForFloats(n, [&](auto d, size_t i) HWY_ATTR {
     const auto p =
-        Exponential(d, hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, lse)));
+        ExpNotPositive(d, hn::Sub(hn::LoadU(d, scores + i), hn::Set(d, lse)));
     hn::StoreU(p, d, scores + i);
     const auto pull = hn::Sub(hn::LoadU(d, d_p + i), hn::Set(d, delta));
     hn::StoreU(hn::Mul(hn::Mul(p, pull), hn::Set(d, scale)), d, d_p + i);
@@ -76,7 +100,7 @@ void SoftmaxBackward(float lse, float delta, float scale, size_t n,
 template <class D, class V>
 HWY_INLINE void Sigmoid(D d, V x, V& s, V& one_minus_s) {
   const auto one = hn::Set(d, 1.0f);
-  const auto e = Exponential(d, hn::Neg(hn::Abs(x)));
+  const auto e = ExpNotPositive(d, hn::Neg(hn::Abs(x)));
   const auto large = hn::Div(one, hn::Add(one, e));
   const auto small = hn::Mul(e, large);
   const auto negative = hn::Lt(x, hn::Zero(d));
