@@ -21,9 +21,18 @@ GRAD_ROUTES = ("gpu_root", "gpu_sharded", "cpu")
 MICRO_BATCHES = (1, 2)
 # Largest errors allowed. `rounded`: every rank rounds its gradient to BF16
 # before the sum.
-EXACT = {"logits_rel": 2e-5, "grad_rel": 2e-5, "loss_rel": 2e-5,
-         "master_abs": 1e-5}
-ROUNDED = {"loss_rel": 2e-4, "master_abs": 5e-5}
+#
+# Masters: Adam moves an element by about lr whatever its gradient's size, so
+# where a gradient is float32 noise (1e-9 beside 1e-2) its sign, and with it the
+# element, is not determined by the reference either. Such elements are counted:
+# at most MASTER_SHARE of a case's may pass the bound. With gradients that are
+# rounded first this happens wherever the ranks' parts cancel to 2^-9 of their
+# size, so there the mean is bounded and the largest only reported.
+EXACT = {"logits_rel": 2e-5, "grad_rel": 2e-5, "loss_rel": 2e-5}
+MASTER_ABS = 1e-5
+MASTER_SHARE = 1e-4
+ROUNDED_LOSS_REL = 2e-4
+ROUNDED_MASTER_MEAN = 1e-5
 FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
             "Qwen3ForCausalLM"}
 
@@ -103,7 +112,6 @@ class Case:
         }
 
     def run(self, daemon, config, device):
-        """(largest relative loss error, largest absolute master error)."""
         output = self.scratch / "output"
         shutil.rmtree(output, ignore_errors=True)
         job = daemon.submit(self.spec(config, output, device), "--wait")
@@ -116,15 +124,29 @@ class Case:
         if len(losses) != len(expected):
             raise RuntimeError(f"{len(losses)} steps instead of "
                                f"{len(expected)}")
-        loss_rel = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
         masters = read_safetensors(output / "model.safetensors")
-        master_abs = 0.0
-        for name, tensor in masters.items():
-            difference = np.abs(tensor - self.golden[f"master_after.{name}"])
-            if not np.all(np.isfinite(difference)):
-                return float("inf"), float("inf")
-            master_abs = max(master_abs, float(difference.max()))
-        return loss_rel, master_abs
+        errors = np.concatenate([
+            np.abs(tensor - self.golden[f"master_after.{name}"]).reshape(-1)
+            for name, tensor in masters.items()])
+        errors[~np.isfinite(errors)] = np.inf
+        return Errors(
+            max(abs(a - b) / abs(b) for a, b in zip(losses, expected)),
+            float(errors.max()), float(errors.mean()),
+            float((errors > MASTER_ABS).mean()))
+
+
+@dataclasses.dataclass
+class Errors:
+    loss_rel: float = 0.0
+    master_abs: float = 0.0
+    master_mean: float = 0.0
+    master_share: float = 0.0  # of the elements: beyond MASTER_ABS
+
+    def take_worst(self, other):
+        for field in dataclasses.fields(self):
+            worst, new = getattr(self, field.name), getattr(other, field.name)
+            if not new <= worst:
+                setattr(self, field.name, new)
 
 
 def main():
@@ -177,28 +199,23 @@ def run_case(folder, scratch, daemon, binaries, ranks_list, device):
     if probe.returncode != 0:
         raise RuntimeError(probe.stderr)
     line = {"case": folder.name, **json.loads(probe.stdout)}
-    exact, rounded, worst = [0.0, 0.0], [0.0, 0.0], {}
-    count = 0
+    exact, rounded, count = Errors(), Errors(), 0
     for config in configs(ranks_list):
-        errors = case.run(daemon, config, device)
-        count += 1
         into = rounded if config.rounded else exact
-        for i, error in enumerate(errors):
-            if not error <= into[i]:
-                into[i] = error
-                worst[(config.rounded, i)] = config
-    line["loss_rel"], line["master_abs"] = exact
+        into.take_worst(case.run(daemon, config, device))
+        count += 1
+    line |= dataclasses.asdict(exact)
     if any(ranks > 1 for ranks in ranks_list):
-        line["rounded_loss_rel"], line["rounded_master_abs"] = rounded
+        line |= {f"rounded_{name}": value for name, value in
+                 dataclasses.asdict(rounded).items()}
     line["ranks"] = ranks_list
-    line["routes"] = f"{count} configurations"
-    if (False, 1) in worst:
-        line["worst_routes"] = dataclasses.asdict(worst[(False, 1)])
+    line["routes"] = f"all, {count} configurations"
     line["device"] = device
     line["pass"] = (
         all(line[name] <= bound for name, bound in EXACT.items()) and
-        rounded[0] <= ROUNDED["loss_rel"] and
-        rounded[1] <= ROUNDED["master_abs"])
+        exact.master_share <= MASTER_SHARE and
+        rounded.loss_rel <= ROUNDED_LOSS_REL and
+        rounded.master_mean <= ROUNDED_MASTER_MEAN)
     print(json.dumps(line), flush=True)
     return line["pass"]
 
