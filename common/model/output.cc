@@ -178,7 +178,14 @@ absl::Status OutputFolder::MakeTemporary() {
         return absl::AlreadyExistsError(absl::StrCat(
             temporary_, ": another process is writing this output"));
       }
-      return ErrnoStatus(errno, absl::StrCat(temporary_, ": lock"));
+      // Some cluster file systems have no flock. A new folder is ours all the
+      // same; whose an old one is can't be told.
+      if (!is_new) {
+        return Annotate(ErrnoStatus(errno, "lock"),
+                        absl::StrCat(temporary_,
+                                     ": left by another process; if none is "
+                                     "running, remove it by hand"));
+      }
     }
     if (!StillThere(temporary_, folder->get())) continue;
     if (is_new) {
