@@ -100,6 +100,9 @@ class Daemon:
     def json(self, *arguments):
         return json.loads(self.call(*arguments).stdout)
 
+    def job(self, job_id):
+        return self.json("status", job_id)["job"]
+
     def submit(self, spec, *options, check=True):
         """The job's id, or the failed call's result."""
         file = self.scratch / "job.yaml"

@@ -51,7 +51,7 @@ def test_killed_workers(daemon, make_job, request, seed):
         status = wait_for(
             f"job {job_id} over",
             lambda: (lambda s: s if s["state"] in ENDED else None)(
-                daemon.json("status", job_id)))
+                daemon.job(job_id)))
         if status["state"] == "FAILED":
             assert "rank" in status["reason"], status
             assert not output.exists()
@@ -109,12 +109,12 @@ def test_frozen_worker_is_noticed(binaries, tmp_path, make_job):
     try:
         job = make_job()
         job_id = daemon.submit(job.spec(steps=100000))
-        wait_for("a step", lambda: daemon.json("status", job_id)["step"] > 0)
+        wait_for("a step", lambda: daemon.job(job_id)["step"] > 0)
         os.kill(workers(daemon, 1)[0], signal.SIGSTOP)
         status = wait_for(
             "the job failed",
             lambda: (lambda s: s if s["state"] == "FAILED" else None)(
-                daemon.json("status", job_id)))
+                daemon.job(job_id)))
         assert "rank 1" in status["reason"]
         wait_for("no worker left", lambda: not workers(daemon))
     finally:
@@ -124,8 +124,8 @@ def test_frozen_worker_is_noticed(binaries, tmp_path, make_job):
 def test_stop_ends_everything(daemon, make_job):
     job = make_job()
     job_id = daemon.submit(job.spec(steps=100000))
-    wait_for("a step", lambda: daemon.json("status", job_id)["step"] > 0)
+    wait_for("a step", lambda: daemon.job(job_id)["step"] > 0)
     assert daemon.stop() == 0
     assert not workers(daemon)
     daemon.start()
-    assert daemon.json("status", job_id)["state"] == "FAILED"
+    assert daemon.job(job_id)["state"] == "FAILED"
