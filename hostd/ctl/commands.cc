@@ -134,8 +134,10 @@ ExitCode Cancel(const Context& context, const CancelOptions& options) {
       context.out() << ToText(json) << "\n" << std::flush;
     } else {
       context.out() << id << "\n" << std::flush;
-      *context.environment.err << "job " << id << " is "
-                               << Word(reply->info().state()) << "\n";
+      const v1::JobState state = reply->info().state();
+      *context.environment.err << "job " << id
+                               << (HasEnded(state) ? " is " : " ends, was ")
+                               << Word(state) << "\n";
     }
   }
   if (!options.wait) return code;

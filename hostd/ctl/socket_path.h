@@ -1,5 +1,4 @@
-// Where the daemon's socket is when nobody says so; the daemon has the same
-// rule for where it makes it.
+// Which socket a command line means.
 #pragma once
 
 #include <string>
@@ -9,11 +8,7 @@
 
 namespace slidedp::ctl {
 
-// `flag` (--socket), else SLIDEDP_SOCKET, else the first that applies:
-//   /run/slidedpd/slidedpd.sock   if it exists (the system service)
-//   $XDG_RUNTIME_DIR/slidedpd/slidedpd.sock
-//   /tmp/slidedpd-UID/slidedpd.sock
-// /tmp is anybody's: the last is refused unless its folder is the user's own.
+// `flag` (--socket), else the rule of common/base/socket_path.h; absolute.
 absl::StatusOr<std::string> SocketPath(const std::string& flag,
                                        const Environment& environment);
 

@@ -1,18 +1,28 @@
 // slidedp-worker: one rank of one job. Started by slidedpd, or by hand for a
 // job with `launch: manual`.
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
+#include "common/base/socket_path.h"
 #include "worker/session/config.h"
 #include "worker/session/session.h"
 #include "worker/session/sweeper.h"
 
 namespace slidedp::session {
 namespace {
+
+std::string Variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 int Main(int argc, char** argv) {
   Config config;
@@ -27,8 +37,9 @@ int Main(int argc, char** argv) {
   app.add_option("--rank", config.rank, "Rank, from 0")
       ->required()
       ->type_name("R");
-  app.add_option("--socket", config.socket, "The daemon's control socket")
-      ->required()
+  app.add_option("--socket", config.socket,
+                 "The daemon's control socket. Default: SLIDEDP_SOCKET, else "
+                 "where slidedpctl looks for it")
       ->type_name("PATH");
   app.add_option("--log-level", config.log_level,
                  "trace, debug, info, warning, error, critical or off")
@@ -44,15 +55,29 @@ int Main(int argc, char** argv) {
     std::cerr << "slidedp-worker: " << std::string(logging.message()) << "\n";
     return kUsage;
   }
+  if (config.socket.empty()) {
+    absl::StatusOr<std::string> socket =
+        DaemonSocketPath({geteuid(), Variable("SLIDEDP_SOCKET"),
+                          Variable("XDG_RUNTIME_DIR"), ""});
+    if (!socket.ok()) {
+      spdlog::error("{}", std::string(socket.status().message()));
+      return kUsage;
+    }
+    config.socket = *std::move(socket);
+  }
   // A daemon that leaves shows as an error of the call, not as a signal.
   std::signal(SIGPIPE, SIG_IGN);
   // Before gRPC or the device has a thread.
-  absl::StatusOr<Sweeper> sweeper = Sweeper::Start();
-  if (!sweeper.ok()) {
-    spdlog::error("{}", std::string(sweeper.status().message()));
-    return kFailed;
+  std::optional<Sweeper> sweeper;
+  if (config.rank == 0) {
+    absl::StatusOr<Sweeper> started = Sweeper::Start();
+    if (!started.ok()) {
+      spdlog::error("{}", std::string(started.status().message()));
+      return kFailed;
+    }
+    sweeper.emplace(*std::move(started));
   }
-  Session session(config, *sweeper);
+  Session session(config, sweeper.has_value() ? &*sweeper : nullptr);
   session.Run();
   return kLeft;
 }

@@ -51,7 +51,7 @@ absl::Status Unexpected(const char* message) {
 
 }  // namespace
 
-Session::Session(const Config& config, Sweeper& sweeper)
+Session::Session(const Config& config, Sweeper* sweeper)
     : config_(config), sweeper_(sweeper) {}
 
 Session::~Session() {
@@ -255,14 +255,14 @@ absl::Status Session::OnStart() {
 }
 
 absl::Status Session::OnOpenOutput() {
-  if (!source_.has_value() || output_ != nullptr) {
+  if (!source_.has_value() || output_ != nullptr || sweeper_ == nullptr) {
     return Unexpected("OpenOutput");
   }
   const v1::JobSpec& spec = proposal_->spec;
   const std::string tag = absl::StrCat("job-", config_.job);
   SDP_ASSIGN_OR_RETURN(std::string temporary,
                        model::TemporaryOutputFolder(spec.output(), tag));
-  SDP_RETURN_IF_ERROR(sweeper_.Watch(temporary));
+  SDP_RETURN_IF_ERROR(sweeper_->Watch(temporary));
   SDP_ASSIGN_OR_RETURN(
       output_, model::OutputFolder::Create(spec.output(), spec.model(),
                                            *source_, proposal_->layout, tag));

@@ -36,8 +36,9 @@ namespace slidedp::session {
 
 class Session {
  public:
-  // `sweeper` outlives the session.
-  Session(const Config& config, Sweeper& sweeper);
+  // `sweeper` outlives the session; null for ranks other than 0, which write no
+  // output.
+  Session(const Config& config, Sweeper* sweeper);
   ~Session();
 
   // Returns when the daemon says Leave. Any other end is an _exit with the code
@@ -72,7 +73,7 @@ class Session {
   [[noreturn]] void End(ExitCode code, const std::string& why);
 
   const Config config_;
-  Sweeper& sweeper_;
+  Sweeper* const sweeper_;
 
   // What the daemon's messages lead to, in this order. Destroyed in reverse:
   // the trainer drains its streams before anything that they use goes.

@@ -1,10 +1,10 @@
 // Removes a half-written output folder when the worker dies, however it dies.
 //
-// A process of its own, forked before the worker starts any thread, in a session
-// of its own so that a signal to the worker's group does not reach it. It holds
-// nothing but the read end of a pipe; the end of the pipe is the worker's
-// death. Then it removes the folder it was told of, if nobody holds its lock
-// (OutputFolder does while it lives), and exits.
+// A process of its own, forked before the worker starts any thread, in a
+// session of its own so that a signal to the worker's group does not reach it.
+// It holds nothing but the read end of a pipe; the end of the pipe is the
+// worker's death. Then it removes the folder it was told of, if nobody holds
+// its lock (OutputFolder does while it lives), and exits.
 #pragma once
 
 #include <sys/types.h>
