@@ -23,7 +23,8 @@ const AttentionShape kShapes[] = {
     {1, 257, 4, 1, 256, 0},   {1, 300, 4, 2, 256, 33}, {2, 100, 2, 1, 80, 1},
     {1, 333, 7, 1, 64, 1000}, {1, 513, 14, 2, 64, 129}};
 // What cuDNN 9 refuses on every GPU.
-const AttentionShape kRefused[] = {{2, 70, 2, 1, 20, 0}, {1, 90, 2, 1, 100, 17}};
+const AttentionShape kRefused[] = {{2, 70, 2, 1, 20, 0},
+                                   {1, 90, 2, 1, 100, 17}};
 
 struct Tolerances {
   double forward, forward_rms, backward, backward_rms;
@@ -39,9 +40,9 @@ class AttentionGpuTest : public ::testing::Test {
  protected:
   void Use(const CudaAttentionOptions& options) {
     options_ = options;
-    ASSERT_OK_AND_ASSIGN(attention_,
-                         CudaAttention::Create(bench_.device(),
-                                               bench_.workspace(), options));
+    ASSERT_OK_AND_ASSIGN(
+        attention_,
+        CudaAttention::Create(bench_.device(), bench_.workspace(), options));
   }
 
   struct Run {
@@ -60,8 +61,8 @@ class AttentionGpuTest : public ::testing::Test {
     run.out = bench_.UploadAct(Floats(run.out_count, kNaN), dtype);
     run.d_qkv = bench_.UploadAct(Floats(run.qkv_count, kNaN), dtype);
     run.lse = bench_.Upload(Floats(s.tokens() * s.heads, kNaN));
-    ASSERT_OK(attention_->Forward(run.qkv, s, run.out, run.lse,
-                                  bench_.stream()));
+    ASSERT_OK(
+        attention_->Forward(run.qkv, s, run.out, run.lse, bench_.stream()));
     ASSERT_OK(attention_->Backward(run.qkv, run.out, run.lse, run.d_out, s,
                                    run.d_qkv, bench_.stream()));
     ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
@@ -105,15 +106,16 @@ TEST_F(AttentionGpuTest, ALongOddSequence) {
 
 TEST_F(AttentionGpuTest, ShapesOfPublishedModelsAreFused) {
   Use({});
-  for (const AttentionShape& s :
-       {AttentionShape{1, 256, 32, 8, 128, 0}, {1, 256, 14, 2, 64, 0},
-        {1, 256, 32, 8, 128, 128}, {1, 256, 16, 8, 256, 0}}) {
+  for (const AttentionShape& s : {AttentionShape{1, 256, 32, 8, 128, 0},
+                                  {1, 256, 14, 2, 64, 0},
+                                  {1, 256, 32, 8, 128, 128},
+                                  {1, 256, 16, 8, 256, 0}}) {
     Run run;
     ASSERT_NO_FATAL_FAILURE(RunBoth(s, 5, run));
-    EXPECT_THAT(attention_->IsFused(s, false),
-                testing::IsOkAndHolds(true)) << NameOf(s);
-    EXPECT_THAT(attention_->IsFused(s, true),
-                testing::IsOkAndHolds(true)) << NameOf(s);
+    EXPECT_THAT(attention_->IsFused(s, false), testing::IsOkAndHolds(true))
+        << NameOf(s);
+    EXPECT_THAT(attention_->IsFused(s, true), testing::IsOkAndHolds(true))
+        << NameOf(s);
   }
 }
 
@@ -128,9 +130,9 @@ TEST_F(AttentionGpuTest, WhatCudnnRefusesRunsPlain) {
   const AttentionShape large = {1, 16, 1, 1, 640, 0};
   Act data = bench_.UploadAct(Floats(16 * 3 * 640), ActDType::kBf16);
   float* lse = bench_.Upload(Floats(16));
-  EXPECT_THAT(attention_->Backward(data, data, lse, data, large, data,
-                                   bench_.stream()),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("640")));
+  EXPECT_THAT(
+      attention_->Backward(data, data, lse, data, large, data, bench_.stream()),
+      StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("640")));
 }
 
 TEST_F(AttentionGpuTest, HeadsOf512TrainOneWayOrAnother) {
@@ -202,17 +204,17 @@ TEST_F(AttentionGpuTest, AfterWarmUpNothingIsPlannedOrAllocated) {
   EXPECT_EQ(bench_.workspace().bytes(), workspace);
   AttentionShape other = s;
   other.sequence = 191;
-  EXPECT_THAT(attention_->Forward(run.qkv, other, run.out, run.lse,
-                                  bench_.stream()),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("2 x 191")));
+  EXPECT_THAT(
+      attention_->Forward(run.qkv, other, run.out, run.lse, bench_.stream()),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("2 x 191")));
 }
 
 TEST_F(AttentionGpuTest, ShapesThatMakeNoSenseAreRefused) {
   Use({});
-  for (const AttentionShape& s :
-       {AttentionShape{1, 16, 3, 2, 64, 0}, {1, 0, 2, 1, 64, 0},
-        {1, 16, 2, 1, 64, -1}, {1, 16, 2, 0, 64, 0}}) {
+  for (const AttentionShape& s : {AttentionShape{1, 16, 3, 2, 64, 0},
+                                  {1, 0, 2, 1, 64, 0},
+                                  {1, 16, 2, 1, 64, -1},
+                                  {1, 16, 2, 0, 64, 0}}) {
     EXPECT_FALSE(
         attention_->Forward(nullptr, s, nullptr, nullptr, bench_.stream())
             .ok());

@@ -30,9 +30,9 @@ class LinearGpuTest
     : public ::testing::TestWithParam<std::tuple<ActDType, bool>> {
  protected:
   void SetUp() override {
-    ASSERT_OK_AND_ASSIGN(
-        linear_, CudaLinear::Create(bench_.device(), bench_.workspace(),
-                                    dtype(), std::get<1>(GetParam())));
+    ASSERT_OK_AND_ASSIGN(linear_,
+                         CudaLinear::Create(bench_.device(), bench_.workspace(),
+                                            dtype(), std::get<1>(GetParam())));
   }
   ActDType dtype() const { return std::get<0>(GetParam()); }
 
@@ -60,33 +60,32 @@ void LinearGpuTest::CheckForward(const Size& s, bool bias, bool add) {
   const Floats x = OnDevice(RandomFloats(s.tokens * s.in, 1), dtype());
   const Bf16s w = RandomBf16s(s.out * s.in, 2);
   const Bf16s b = bias ? RandomBf16s(s.out, 3) : Bf16s();
-  const Floats y =
-      add ? OnDevice(RandomFloats(s.tokens * s.out, 4), dtype())
-          : Floats(s.tokens * s.out, kNaN);
+  const Floats y = add ? OnDevice(RandomFloats(s.tokens * s.out, 4), dtype())
+                       : Floats(s.tokens * s.out, kNaN);
   Act d_y = bench_.UploadAct(y, dtype());
   ASSERT_OK(linear_->Forward(bench_.UploadAct(x, dtype()), bench_.Upload(w),
                              bias ? bench_.Upload(b) : nullptr, s.tokens, s.in,
                              s.out, add, d_y, bench_.stream()));
   ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
-  Vec want = reference::Linear(Wide(x), Wide(w), Wide(b), s.tokens, s.in,
-                               s.out);
+  Vec want =
+      reference::Linear(Wide(x), Wide(w), Wide(b), s.tokens, s.in, s.out);
   if (add) want = Plus(want, y);
   EXPECT_LT(RelativeError(bench_.DownloadAct(d_y, y.size(), dtype()), want),
             Tolerance(dtype()));
 }
 
 void LinearGpuTest::CheckBackwardInput(const Size& s, bool add) {
-  SCOPED_TRACE(absl::StrCat(s.tokens, " x ", s.in, " x ", s.out,
-                            add ? ", add" : ""));
+  SCOPED_TRACE(
+      absl::StrCat(s.tokens, " x ", s.in, " x ", s.out, add ? ", add" : ""));
   const Floats d_y = OnDevice(RandomFloats(s.tokens * s.out, 5), dtype());
   const Bf16s w = RandomBf16s(s.out * s.in, 6);
-  const Floats before = add ? OnDevice(RandomFloats(s.tokens * s.in, 7),
-                                       dtype())
-                            : Floats(s.tokens * s.in, kNaN);
+  const Floats before =
+      add ? OnDevice(RandomFloats(s.tokens * s.in, 7), dtype())
+          : Floats(s.tokens * s.in, kNaN);
   Act d_x = bench_.UploadAct(before, dtype());
   ASSERT_OK(linear_->BackwardInput(bench_.UploadAct(d_y, dtype()),
-                                   bench_.Upload(w), s.tokens, s.in, s.out,
-                                   add, d_x, bench_.stream()));
+                                   bench_.Upload(w), s.tokens, s.in, s.out, add,
+                                   d_x, bench_.stream()));
   ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
   Vec want, d_w, d_b;
   reference::LinearBackward(Vec(s.tokens * s.in), Wide(w), Wide(d_y), s.tokens,
@@ -98,8 +97,8 @@ void LinearGpuTest::CheckBackwardInput(const Size& s, bool add) {
 }
 
 void LinearGpuTest::CheckBackwardWeight(const Size& s, bool bias) {
-  SCOPED_TRACE(absl::StrCat(s.tokens, " x ", s.in, " x ", s.out,
-                            bias ? ", bias" : ""));
+  SCOPED_TRACE(
+      absl::StrCat(s.tokens, " x ", s.in, " x ", s.out, bias ? ", bias" : ""));
   const Floats x = OnDevice(RandomFloats(s.tokens * s.in, 8), dtype());
   const Floats d_y = OnDevice(RandomFloats(s.tokens * s.out, 9), dtype());
   const Floats w_before = RandomFloats(s.out * s.in, 10);
@@ -152,8 +151,8 @@ TEST_P(LinearGpuTest, BackwardWeightAddsToTheAccumulator) {
 
 TEST_P(LinearGpuTest, NoTokensLeaveEverythingAsItIs) {
   float* d_w = bench_.Upload(Floats(12, 5));
-  EXPECT_OK(linear_->Forward(nullptr, nullptr, nullptr, 0, 3, 4, false,
-                             nullptr, bench_.stream()));
+  EXPECT_OK(linear_->Forward(nullptr, nullptr, nullptr, 0, 3, 4, false, nullptr,
+                             bench_.stream()));
   EXPECT_OK(linear_->BackwardInput(nullptr, nullptr, 0, 3, 4, false, nullptr,
                                    bench_.stream()));
   EXPECT_OK(linear_->BackwardWeight(nullptr, nullptr, 0, 3, 4, d_w, nullptr,
@@ -230,10 +229,10 @@ TEST_P(LinearGpuTest, AfterWarmUpNothingIsPlannedOrAllocated) {
   CheckBackwardWeight(s, /*bias=*/true);
 
   const size_t allocated = bench_.device().allocated_bytes();
-  EXPECT_THAT(linear_->Forward(x, w, nullptr, s.tokens - 1, s.in, s.out, false,
-                               y, bench_.stream()),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("warm-up")));
+  EXPECT_THAT(
+      linear_->Forward(x, w, nullptr, s.tokens - 1, s.in, s.out, false, y,
+                       bench_.stream()),
+      StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("warm-up")));
   EXPECT_EQ(bench_.device().allocated_bytes(), allocated);
 }
 

@@ -1,10 +1,11 @@
 // The Collective contract over NCCL, with one rank and, where there are two
 // GPUs, with two; and what only NCCL has.
+#include "common/collective/nccl_collective.h"
+
 #include <time.h>
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
-#include "common/collective/nccl_collective.h"
 #include "common/device/cuda_device.h"
 #include "tests/contract/collective_contract_test.h"
 #include "tests/gpu/nccl_ranks.h"
@@ -21,12 +22,12 @@ std::vector<int> WorldSizes() {
   return gpus >= 2 ? std::vector<int>{1, 2} : std::vector<int>{1};
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Nccl, CollectiveContract,
-    ::testing::Combine(::testing::Values(CollectiveBackend{
-                           "nccl", RunOverNccl, /*staged=*/false}),
-                       ::testing::ValuesIn(WorldSizes())),
-    CollectiveContractName);
+INSTANTIATE_TEST_SUITE_P(Nccl, CollectiveContract,
+                         ::testing::Combine(::testing::Values(CollectiveBackend{
+                                                "nccl", RunOverNccl,
+                                                /*staged=*/false}),
+                                            ::testing::ValuesIn(WorldSizes())),
+                         CollectiveContractName);
 
 RankSetup World(int size, int64_t deadline_ns = 60'000'000'000) {
   RankSetup setup;
@@ -41,10 +42,9 @@ TEST(NcclCollectiveTest, DeviceMemoryLargerThanAnyBufferOfNccl) {
          RunOverNccl(World(world), [](RankContext& rank) -> absl::Status {
            const size_t count = (size_t{64} << 20) + 17;
            const int world = rank.collective.world_size();
-           SDP_ASSIGN_OR_RETURN(
-               device::Buffer data,
-               rank.device.Allocate("data", 4 * count * world,
-                                    device::Memory::kDevice));
+           SDP_ASSIGN_OR_RETURN(device::Buffer data,
+                                rank.device.Allocate("data", 4 * count * world,
+                                                     device::Memory::kDevice));
            SDP_ASSIGN_OR_RETURN(
                device::Buffer host,
                rank.device.Allocate("host", 4 * count * world,
@@ -57,8 +57,8 @@ TEST(NcclCollectiveTest, DeviceMemoryLargerThanAnyBufferOfNccl) {
                                                 host.bytes(), rank.stream));
            SDP_RETURN_IF_ERROR(rank.collective.ReduceScatter(
                data.data(), count, DType::kF32, rank.stream));
-           SDP_RETURN_IF_ERROR(rank.collective.AllGather(
-               data.data(), 4 * count, rank.stream));
+           SDP_RETURN_IF_ERROR(
+               rank.collective.AllGather(data.data(), 4 * count, rank.stream));
            SDP_RETURN_IF_ERROR(rank.device.Copy(host.data(), data.data(),
                                                 host.bytes(), rank.stream));
            SDP_RETURN_IF_ERROR(rank.device.Synchronize(rank.stream));
@@ -96,9 +96,9 @@ TEST(NcclCollectiveTest, AMissingRankShowsInCheckAndAbortEndsTheWait) {
   const auto statuses = RunOverNccl(
       World(2, 8'000'000'000), [](RankContext& rank) -> absl::Status {
         auto& nccl = static_cast<NcclCollective&>(rank.collective);
-        SDP_ASSIGN_OR_RETURN(device::Buffer data,
-                             rank.device.Allocate("data", 4096,
-                                                  device::Memory::kDevice));
+        SDP_ASSIGN_OR_RETURN(
+            device::Buffer data,
+            rank.device.Allocate("data", 4096, device::Memory::kDevice));
         if (rank.collective.rank() == 0) {
           SDP_RETURN_IF_ERROR(
               nccl.AllReduce(data.data(), 1024, DType::kF32, rank.stream));

@@ -11,6 +11,7 @@ namespace slidedp::collective {
 // Counted in a child. 0: none, or no driver.
 int CountGpus();
 
-std::vector<absl::Status> RunOverNccl(const RankSetup& setup, const RankBody& body);
+std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
+                                      const RankBody& body);
 
 }  // namespace slidedp::collective
