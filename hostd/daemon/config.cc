@@ -132,10 +132,12 @@ Config DefaultConfig(const Surroundings& surroundings) {
     config.runtime_dir = surroundings.xdg_runtime_dir.empty()
                              ? absl::StrCat("/tmp/slidedpd-", surroundings.uid)
                              : surroundings.xdg_runtime_dir + "/slidedpd";
-    config.state_dir = (surroundings.xdg_state_home.empty()
-                            ? surroundings.home + "/.local/state"
-                            : surroundings.xdg_state_home) +
-                       "/slidedpd";
+    // Empty without a home; Validate says what to set.
+    if (!surroundings.xdg_state_home.empty()) {
+      config.state_dir = surroundings.xdg_state_home + "/slidedpd";
+    } else if (!surroundings.home.empty()) {
+      config.state_dir = surroundings.home + "/.local/state/slidedpd";
+    }
   }
   size_t slash = surroundings.executable.rfind('/');
   config.worker_binary =

@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "hostd/daemon/log_lines.h"
 #include "policy/wire.h"
 #include "proto/protocol.h"
 
@@ -93,12 +94,15 @@ void JobRun::LaunchWorkers() {
     request.uid = job_.uid;
     request.gid = job_.gid;
     request.groups = job_.groups;
-    request.log_file =
-        absl::StrCat(config_.log_folder(job_.id), "/rank-", rank, ".log");
+    request.log_file = LogFileOf(rank);
     request.log_max_bytes = config_.log_max_bytes;
     ranks_[rank].process = true;
     launcher_.Launch(std::move(request));
   }
+}
+
+std::string JobRun::LogFileOf(uint32_t rank) const {
+  return absl::StrCat(config_.log_folder(job_.id), "/rank-", rank, ".log");
 }
 
 void JobRun::SayWhoIsMissing() {
@@ -356,6 +360,12 @@ void JobRun::OnSessionEnd(uint32_t rank) {
 void JobRun::OnExit(uint32_t rank, const WorkerExit& exit) {
   ranks_[rank].process = false;
   std::string what = Describe(exit);
+  // A worker's last words tell why it left by itself.
+  if (exit.signal != SIGKILL && exit.signal != SIGTERM &&
+      phase_ != Phase::kLeaving) {
+    std::string words = LastLine(LogFileOf(rank));
+    if (!words.empty()) absl::StrAppend(&what, ": ", words);
+  }
   if (phase_ == Phase::kAborting) {
     if (refinable_rank_ == rank && !terminated_) {
       end_reason_ = absl::StrCat("rank ", rank, " ", what);

@@ -119,6 +119,7 @@ class JobRun {
   };
 
   void LaunchWorkers();
+  std::string LogFileOf(uint32_t rank) const;
   void SayWhoIsMissing();
   void Propose();
   void OnAnswer();

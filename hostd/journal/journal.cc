@@ -1,11 +1,13 @@
 #include "hostd/journal/journal.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/base/fd.h"
 #include "common/base/status.h"
 #include "hostd/journal/statement.h"
 
@@ -92,6 +94,12 @@ absl::Status InsertEvent(sqlite3* db, uint64_t job, const v1::JobEvent& event) {
 
 absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(
     const std::string& path) {
+  {
+    // SQLite would make it with mode 0644; its other files take this one's.
+    absl::StatusOr<UniqueFd> file =
+        OpenFile(path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+    if (!file.ok()) return Annotate(file.status(), "job journal");
+  }
   sqlite3* db = nullptr;
   int error = sqlite3_open_v2(
       path.c_str(), &db,

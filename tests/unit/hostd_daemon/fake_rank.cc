@@ -1,0 +1,205 @@
+#include "tests/unit/hostd_daemon/fake_rank.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <future>
+#include <utility>
+
+#include "common/base/backoff.h"
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/shm/fd_passing.h"
+#include "common/shm/words.h"
+#include "proto/protocol.h"
+
+namespace slidedp::hostd {
+namespace {
+
+constexpr auto kPatience = std::chrono::minutes(1);
+constexpr int64_t kPatienceNs = 60'000'000'000;
+
+template <typename Ready>
+void Await(Ready ready) {
+  const int64_t deadline_ns = MonotonicNs() + kPatienceNs;
+  Backoff backoff;
+  while (!ready()) {
+    SDP_CHECK(MonotonicNs() < deadline_ns, "the daemon does not go on");
+    backoff.Pause();
+  }
+}
+
+}  // namespace
+
+FakeSession::~FakeSession() {
+  Break();
+  std::promise<void> done;
+  loop_.Post([&] { done.set_value(); });
+  done.get_future().wait();
+}
+
+void FakeSession::Send(const v1::DaemonMessage& message) {
+  std::lock_guard lock(mutex_);
+  if (finished_) return;
+  messages_.push_back(message);
+  changed_.notify_all();
+}
+
+void FakeSession::Finish(const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (finished_) return;
+    finished_ = status;
+    changed_.notify_all();
+  }
+  // As gRPC does: the peer sees the end and its own side ends.
+  loop_.Post([this] {
+    if (!std::exchange(ended_, true)) core_.OnSessionEnd(this);
+  });
+}
+
+void FakeSession::Say(const v1::WorkerMessage& message) {
+  loop_.Post([this, message] {
+    if (!ended_) core_.OnSessionMessage(this, message);
+  });
+}
+
+void FakeSession::SayHello(uint64_t job, uint32_t rank, bool peer_access) {
+  v1::WorkerMessage message;
+  v1::Hello* hello = message.mutable_hello();
+  hello->set_job(job);
+  hello->set_rank(rank);
+  hello->set_protocol(kProtocolVersion);
+  hello->set_pid(static_cast<uint32_t>(getpid()));
+  hello->set_device(v1::DEVICE_KIND_CPU);
+  hello->set_peer_access(peer_access);
+  Say(message);
+}
+
+void FakeSession::Break() {
+  loop_.Post([this] {
+    if (!std::exchange(ended_, true)) core_.OnSessionEnd(this);
+  });
+}
+
+std::optional<v1::DaemonMessage> FakeSession::Next() {
+  std::unique_lock lock(mutex_);
+  const bool in_time = changed_.wait_for(lock, kPatience, [this] {
+    return !messages_.empty() || finished_.has_value();
+  });
+  SDP_CHECK(in_time, "the daemon says nothing");
+  if (messages_.empty()) return std::nullopt;
+  v1::DaemonMessage message = std::move(messages_.front());
+  messages_.pop_front();
+  return message;
+}
+
+absl::Status FakeSession::End() {
+  while (Next()) {
+  }
+  std::lock_guard lock(mutex_);
+  return *finished_;
+}
+
+FakeAttachment::FakeAttachment(EventLoop& loop, Core& core, uint32_t uid,
+                               const v1::AttachRequest& request) {
+  int fds[2];
+  SDP_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) == 0,
+            "socketpair");
+  socket_ = UniqueFd(fds[0]);
+  auto connection = std::make_shared<AttachConnection>();
+  connection->socket = UniqueFd(fds[1]);
+  connection->uid = uid;
+  loop.Post(
+      [&core, connection, request] { core.OnAttach(connection, request); });
+}
+
+v1::AttachReply FakeAttachment::Receive() {
+  auto message = shm::ReceiveMessage(socket_.get(), kPatienceNs);
+  SDP_CHECK(message.ok(), message.status().ToString());
+  v1::AttachReply reply;
+  SDP_CHECK(reply.ParseFromString(message->payload), "AttachReply");
+  SDP_CHECK(static_cast<size_t>(reply.segments_size()) == message->fds.size(),
+            "a descriptor for each segment");
+  for (int i = 0; i < reply.segments_size(); ++i) {
+    const auto kind = static_cast<shm::SegmentKind>(reply.segments(i).kind());
+    const bool read_only = kind == shm::SegmentKind::kParams ||
+                           kind == shm::SegmentKind::kVersions;
+    auto mapping = shm::Mapping::Map(
+        message->fds[i].get(), reply.segments(i).bytes(),
+        read_only ? shm::Access::kReadOnly : shm::Access::kReadWrite, "test");
+    SDP_CHECK(mapping.ok(), mapping.status().ToString());
+    segments_.emplace_back(kind, *std::move(mapping));
+  }
+  return reply;
+}
+
+v1::FilesReply FakeAttachment::Pass(v1::FilesMessage::Kind kind,
+                                    const std::vector<std::string>& names,
+                                    const std::vector<int>& fds) {
+  v1::FilesMessage message;
+  message.set_kind(kind);
+  for (const std::string& name : names) message.add_names(name);
+  message.set_last(true);
+  absl::Status sent =
+      shm::SendMessage(socket_.get(), message.SerializeAsString(), fds);
+  SDP_CHECK(sent.ok(), sent.ToString());
+  auto answer = shm::ReceiveMessage(socket_.get(), kPatienceNs);
+  v1::FilesReply reply;
+  if (!answer.ok()) {
+    reply.set_error(std::string(answer.status().message()));
+    return reply;
+  }
+  SDP_CHECK(reply.ParseFromString(answer->payload), "FilesReply");
+  return reply;
+}
+
+const shm::Mapping& FakeAttachment::segment(shm::SegmentKind kind) const {
+  for (const auto& [each, mapping] : segments_) {
+    if (each == kind) return mapping;
+  }
+  SDP_CHECK(false, "no such segment");
+}
+
+void TrainOnNothing(const FakeAttachment& attachment,
+                    const model::StateLayout& layout, const policy::Plan& plan,
+                    int rank, uint64_t steps) {
+  const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
+  const shm::Versions versions(
+      attachment.segment(shm::SegmentKind::kVersions).data());
+  const shm::Reports reports(
+      attachment.segment(shm::SegmentKind::kReports).data(),
+      layout.units.size());
+  const uint64_t chunks = schedule.chunks[rank].size();
+  for (uint64_t step = 0; step < steps; ++step) {
+    for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+      Await([&] {
+        return versions.param_version(unit).load(std::memory_order_acquire) >=
+               step;
+      });
+    }
+    shm::StepReport& report = reports.step(rank, step);
+    report.valid_tokens = 60;
+    report.begin_ns = MonotonicNs();
+    report.begun.value.store(step + 1, std::memory_order_release);
+    report.loss_sum = 120.0;
+    report.loss_ready.value.store(step + 1, std::memory_order_release);
+    for (uint64_t i = 0; i < chunks; ++i) {
+      const uint64_t number = step * chunks + i;
+      Await([&] {
+        return versions.grad_free(rank).load(std::memory_order_acquire) +
+                   schedule.slots[rank] >
+               number;
+      });
+      reports.unit_square_norm(rank, schedule.chunks[rank][i].unit) = 0;
+      reports.grad_ready(rank).store(number + 1, std::memory_order_release);
+    }
+    report.end_ns = MonotonicNs();
+    report.deliver_ns = report.compute_ns = report.reduce_ns = 1;
+    report.drain_ns = report.stall_ns = 1;
+    report.times_ready.value.store(step + 1, std::memory_order_release);
+  }
+}
+
+}  // namespace slidedp::hostd
