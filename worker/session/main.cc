@@ -70,7 +70,7 @@ int Main(int argc, char** argv) {
   // Before gRPC or the device has a thread.
   std::optional<Sweeper> sweeper;
   if (config.rank == 0) {
-    absl::StatusOr<Sweeper> started = Sweeper::Start();
+    absl::StatusOr<Sweeper> started = Sweeper::Start(argc, argv);
     if (!started.ok()) {
       spdlog::error("{}", std::string(started.status().message()));
       return kFailed;

@@ -263,9 +263,15 @@ absl::Status Session::OnOpenOutput() {
   SDP_ASSIGN_OR_RETURN(std::string temporary,
                        model::TemporaryOutputFolder(spec.output(), tag));
   SDP_RETURN_IF_ERROR(sweeper_->Watch(temporary));
-  SDP_ASSIGN_OR_RETURN(
-      output_, model::OutputFolder::Create(spec.output(), spec.model(),
-                                           *source_, proposal_->layout, tag));
+  absl::StatusOr<std::unique_ptr<model::OutputFolder>> output =
+      model::OutputFolder::Create(spec.output(), spec.model(), *source_,
+                                  proposal_->layout, tag);
+  if (!output.ok()) {
+    // It has removed what it made; what is there is another's.
+    SDP_RETURN_IF_ERROR(sweeper_->Forget());
+    return output.status();
+  }
+  output_ = *std::move(output);
   std::vector<std::string> names;
   std::vector<int> fds;
   for (size_t i = 0; i < output_->files().size(); ++i) {

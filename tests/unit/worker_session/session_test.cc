@@ -5,7 +5,9 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -666,9 +669,21 @@ TEST_F(HalfOutputTest, IsGoneAfterAnAbort) {
   EXPECT_TRUE(OutputsVanish());
 }
 
+// All that look like this worker: the sweeper does not.
 TEST_F(HalfOutputTest, IsGoneAfterKill9) {
   int code = RunToOutput([this](Stream& stream) {
-    kill(pid_, SIGKILL);
+    std::vector<pid_t> victims;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      pid_t pid = std::atoi(entry.path().filename().c_str());
+      if (pid <= 0 || pid == getpid()) continue;
+      std::ifstream file(entry.path() / "cmdline");
+      std::string line((std::istreambuf_iterator<char>(file)), {});
+      if (line.find(folder_.Sub("d.sock")) != std::string::npos) {
+        victims.push_back(pid);
+      }
+    }
+    EXPECT_THAT(victims, ::testing::ElementsAre(pid_));
+    for (pid_t pid : victims) kill(pid, SIGKILL);
     Next(stream);
     return grpc::Status::OK;
   });
@@ -694,6 +709,26 @@ TEST_F(HalfOutputTest, IsGoneAfterAFailure) {
   });
   EXPECT_EQ(code, 1);
   EXPECT_TRUE(OutputsVanish());
+}
+
+// What another process is writing is not ours to remove.
+TEST_F(HalfOutputTest, AnotherProcessesTemporaryFolderStays) {
+  std::string other = folder_.Sub(".out.tmp-job-7");
+  ASSERT_EQ(mkdir(other.c_str(), 0755), 0);
+  UniqueFd lock(open(other.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  ASSERT_EQ(flock(lock.get(), LOCK_EX | LOCK_NB), 0);
+  MakeState();
+  int code = RunWorker([this](Stream& stream) {
+    Join(stream);
+    Load(stream);
+    v1::DaemonMessage message;
+    message.mutable_open_output();
+    stream.Write(message);
+    EXPECT_THAT(Next(stream).failed().why(), HasSubstr("another process"));
+    return grpc::Status::OK;
+  });
+  EXPECT_EQ(code, 1);
+  EXPECT_THAT(Outputs(), ::testing::ElementsAre(".out.tmp-job-7"));
 }
 
 TEST_F(SessionTest, AWrongCommandLineIsUsage) {
