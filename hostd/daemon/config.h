@@ -29,7 +29,7 @@ struct Config {
   // Left free for everything else when a job is admitted.
   uint64_t headroom_bytes = 256 * kMiB;
   uint64_t max_running_jobs = 1;
-  uint64_t max_pending_jobs_per_user = 1000;
+  uint64_t max_pending_jobs_per_user = 250;
   // Ended jobs beyond these are forgotten, oldest first, with their logs.
   uint64_t keep_ended_jobs = 1000;
   // A rank's log is cut off here.

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -12,6 +13,11 @@
 #include "hostd/daemon/log_lines.h"
 
 namespace slidedp::hostd {
+namespace {
+
+constexpr absl::string_view kMemoryReason = "waiting for memory";
+
+}  // namespace
 
 // ---- The queue: first in, first out ----
 
@@ -77,8 +83,11 @@ void Core::Schedule() {
 
 void Core::SetReason(Job& job, const std::string& reason) {
   if (job.row.reason == reason) return;
+  // How much is free changes all the time; that it is too little is the news.
+  const bool news = !absl::StartsWith(job.row.reason, kMemoryReason) ||
+                    !absl::StartsWith(reason, kMemoryReason);
   job.row.reason = reason;
-  Changed(job);
+  if (news) Changed(job);
 }
 
 void Core::StartRun(Job& job) {

@@ -1,10 +1,8 @@
-// Joining, planning and the end of a run. The rest is in job_run_steps.cc.
+// Joining and planning of a run. Memory to output is in job_run_steps.cc, the
+// end in job_run_end.cc.
 #include "hostd/daemon/job_run.h"
 
-#include <signal.h>
 #include <sys/socket.h>
-
-#include <cerrno>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -18,11 +16,11 @@
 namespace slidedp::hostd {
 namespace {
 
-constexpr int64_t kSecondNs = 1'000'000'000;
-// From the abort to SIGTERM: the abort message alone lets a worker say more.
-constexpr int64_t kTermAfterNs = 3 * kSecondNs;
-// From SIGKILL to giving up on the memory of a run before its end is told.
-constexpr int64_t kTearDownGraceNs = 5 * kSecondNs;
+// A worker's words, short enough for a status and a line of a table.
+std::string Cut(const std::string& text) {
+  constexpr size_t kMaxWordsBytes = 1000;
+  return ToValidUtf8(text.substr(0, kMaxWordsBytes));
+}
 
 }  // namespace
 
@@ -38,7 +36,12 @@ JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
       plan_(job_.checked.plan),
       self_(std::make_shared<JobRun*>(this)) {}
 
-JobRun::~JobRun() = default;
+JobRun::~JobRun() {
+  // Only a daemon that leaves at once destroys a run before its end.
+  if (files_connection_ != nullptr) {
+    shutdown(files_connection_->socket.get(), SHUT_RDWR);
+  }
+}
 
 void JobRun::Back(std::function<void(JobRun&)> task) {
   loop_.Post([self = std::weak_ptr<JobRun*>(self_), task = std::move(task)] {
@@ -249,15 +252,17 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
     case v1::WorkerMessage::kHeartbeat:
       return;
     case v1::WorkerMessage::kFailed:
-      return FailRank(rank, absl::StrCat("failed: ", message.failed().why()),
+      return FailRank(rank,
+                      absl::StrCat("failed: ", Cut(message.failed().why())),
                       /*refinable=*/false);
     case v1::WorkerMessage::kAccept:
     case v1::WorkerMessage::kRefuse:
       if (phase_ != Phase::kProposing || from.answered) break;
       from.answered = true;
       if (message.has_refuse()) {
-        from.refusal = message.refuse().why().empty() ? "without a reason"
-                                                      : message.refuse().why();
+        from.refusal = message.refuse().why().empty()
+                           ? "without a reason"
+                           : Cut(message.refuse().why());
       }
       return OnAnswer();
     case v1::WorkerMessage::kReady:
@@ -292,172 +297,6 @@ void JobRun::Unexpected(uint32_t rank, absl::string_view message) {
                         " out of turn; slidedp-worker and slidedpd must be of "
                         "one release"),
            /*refinable=*/false);
-}
-
-// ---- The end ----
-
-void JobRun::FailRank(uint32_t rank, const std::string& what, bool refinable) {
-  if (phase_ >= Phase::kLeaving) return;
-  if (refinable && ranks_[rank].process) refinable_rank_ = rank;
-  Abort(v1::FAILED, shm::AbortReason::kRankLost,
-        absl::StrCat("rank ", rank, " ", what));
-}
-
-void JobRun::Abort(v1::JobState state, shm::AbortReason why,
-                   const std::string& reason) {
-  if (phase_ >= Phase::kAborting) return;
-  if (phase_ == Phase::kCommitting) {
-    end_note_ = absl::StrCat("; the output in ", job_.spec.output(),
-                             " may be complete");
-  }
-  phase_ = Phase::kAborting;
-  end_state_ = state;
-  end_reason_ = reason;
-  end_began_ns_ = MonotonicNs();
-  if (state_ != nullptr) {
-    state_->versions().abort().store(static_cast<uint64_t>(why),
-                                     std::memory_order_release);
-  }
-  v1::DaemonMessage message;
-  message.mutable_abort()->set_why(reason);
-  SendAll(message);
-  FinishAll(absl::AbortedError(reason));
-  // Wakes the run's thread if it waits for rank 0's files.
-  if (files_connection_ != nullptr) {
-    shutdown(files_connection_->socket.get(), SHUT_RDWR);
-  }
-  Say(state_word_, absl::StrCat("ending: ", reason));
-  TearDown();
-  EndIfGone();
-}
-
-void JobRun::TearDown() {
-  Destroy(Remains{std::move(state_), std::move(engine_)});
-}
-
-void JobRun::Destroy(Remains remains) {
-  ++destroying_;
-  // In a holder, because tasks are copyable.
-  auto held = std::make_shared<Remains>(std::move(remains));
-  thread_.Post([this, held = std::move(held)]() mutable {
-    if (held->engine != nullptr) held->engine->Stop();
-    held.reset();
-    source_.reset();
-    Back([](JobRun& run) {
-      --run.destroying_;
-      run.files_connection_.reset();
-      run.EndIfGone();
-    });
-  });
-}
-
-void JobRun::OnSessionEnd(uint32_t rank) {
-  ranks_[rank].session = nullptr;
-  FailRank(rank, "broke its session", /*refinable=*/true);
-  EndIfGone();
-}
-
-void JobRun::OnExit(uint32_t rank, const WorkerExit& exit) {
-  ranks_[rank].process = false;
-  std::string what = Describe(exit);
-  // A worker's last words tell why it left by itself.
-  if (exit.signal != SIGKILL && exit.signal != SIGTERM &&
-      phase_ != Phase::kLeaving) {
-    std::string words = LastLine(LogFileOf(rank));
-    if (!words.empty()) absl::StrAppend(&what, ": ", words);
-  }
-  if (phase_ == Phase::kAborting) {
-    if (refinable_rank_ == rank && !terminated_) {
-      end_reason_ = absl::StrCat("rank ", rank, " ", what);
-      refinable_rank_.reset();
-    }
-  } else if (phase_ == Phase::kLeaving) {
-    if (exit.code != 0 || exit.signal != 0) {
-      Say(state_word_, "workers leave",
-          absl::StrCat("rank ", rank, " ", what, " after the output was ",
-                       "complete"));
-    }
-  } else {
-    FailRank(rank, what, /*refinable=*/false);
-  }
-  EndIfGone();
-}
-
-void JobRun::StoreHeartbeat() {
-  if (state_ == nullptr) return;
-  state_->versions().heartbeat().store(static_cast<uint64_t>(MonotonicNs()),
-                                       std::memory_order_release);
-}
-
-void JobRun::Tick(int64_t now_ns) {
-  StoreHeartbeat();
-  if (phase_ >= Phase::kLeaving) {
-    PressWorkers(now_ns);
-    EndIfGone();
-    return;
-  }
-  if (phase_ == Phase::kJoining) {
-    const bool manual = job_.spec.launch() == v1::LAUNCH_KIND_MANUAL;
-    const uint64_t patience_s =
-        manual ? config_.manual_join_timeout_s : config_.join_timeout_s;
-    if (now_ns - started_ns_ > static_cast<int64_t>(patience_s) * kSecondNs) {
-      for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-        if (ranks_[rank].joined) continue;
-        FailRank(rank, absl::StrCat("did not join within ", patience_s, " s"),
-                 /*refinable=*/false);
-        return;
-      }
-    }
-  }
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].joined) continue;
-    if (now_ns - ranks_[rank].heard_ns >
-        static_cast<int64_t>(config_.lease_s) * kSecondNs) {
-      FailRank(rank,
-               absl::StrCat("has said nothing for ", config_.lease_s, " s"),
-               /*refinable=*/false);
-      return;
-    }
-  }
-}
-
-void JobRun::PressWorkers(int64_t now_ns) {
-  const int64_t kill_after_ns =
-      static_cast<int64_t>(config_.kill_timeout_s) * kSecondNs;
-  const int64_t since_ns = now_ns - end_began_ns_;
-  if (!terminated_ && since_ns >= std::min(kTermAfterNs, kill_after_ns / 2)) {
-    terminated_ = true;
-    launcher_.Signal(job_.id, SIGTERM);
-  }
-  if (!killed_ && since_ns >= kill_after_ns) {
-    killed_ = true;
-    launcher_.Signal(job_.id, SIGKILL);
-  }
-  if (killed_ && since_ns >= kill_after_ns + kTearDownGraceNs &&
-      destroying_ > 0 && !ended_told_) {
-    // A large model is still being read: the job has ended, the memory is
-    // accounted for until it is free.
-    bool processes = false;
-    for (const Rank& rank : ranks_) processes |= rank.process;
-    if (!processes) {
-      ended_told_ = true;
-      events_.ended(end_state_, end_reason_ + end_note_);
-    }
-  }
-}
-
-void JobRun::EndIfGone() {
-  if (phase_ != Phase::kLeaving && phase_ != Phase::kAborting) return;
-  if (destroying_ > 0) return;
-  for (const Rank& rank : ranks_) {
-    if (rank.process || rank.session != nullptr) return;
-  }
-  phase_ = Phase::kEnded;
-  if (!ended_told_) {
-    ended_told_ = true;
-    events_.ended(end_state_, end_reason_ + end_note_);
-  }
-  events_.released();
 }
 
 }  // namespace slidedp::hostd

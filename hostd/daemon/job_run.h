@@ -59,7 +59,7 @@ class JobRun {
  public:
   JobRun(EventLoop& loop, Launcher& launcher, const Config& config, RunJob job,
          RunEvents events);
-  // After `released`.
+  // After `released`, or with the launcher stopped.
   ~JobRun();
   JobRun(const JobRun&) = delete;
   JobRun& operator=(const JobRun&) = delete;

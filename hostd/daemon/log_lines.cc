@@ -69,7 +69,7 @@ std::string ToValidUtf8(absl::string_view text) {
   while (!text.empty()) {
     size_t bytes = SequenceBytes(text);
     bool control = bytes == 1 && absl::ascii_iscntrl(text[0]) &&
-                   text[0] != '\t' && text[0] != '\x1b';
+                   text[0] != '\t' && text[0] != '\n' && text[0] != '\x1b';
     if (bytes == 0 || control) {
       valid.append(kReplacement.data(), kReplacement.size());
       bytes = 1;

@@ -25,7 +25,8 @@ class LogLines {
   uint64_t offset_bytes_ = 0;
 };
 
-// Bytes that are not UTF-8 become U+FFFD, control bytes but tab and escape too.
+// Bytes that are not UTF-8 become U+FFFD, control bytes but tab, newline and
+// escape too.
 std::string ToValidUtf8(absl::string_view text);
 
 // The last line of the file that says something, at most 200 bytes; "" if there

@@ -13,7 +13,7 @@ namespace {
 constexpr absl::string_view kWhere = "job spec";
 constexpr size_t kMaxNameBytes = 128;
 constexpr size_t kMaxPathBytes = 4096;
-constexpr size_t kMaxConfigBytes = 1 << 20;
+constexpr size_t kMaxConfigBytes = 256 << 10;
 constexpr uint64_t kMaxRanks = 64;
 constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
 constexpr uint64_t kMaxBatchSize = uint64_t{1} << 20;

@@ -113,6 +113,7 @@ absl::Status StepRecords::Append(const v1::StepRecord& record) {
 }
 
 void StepRecords::Forget() {
+  if (!kept_.empty()) last_ = std::move(kept_.back().record);
   kept_.clear();
   kept_.shrink_to_fit();
   fd_.Reset();
@@ -170,6 +171,7 @@ bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
 
 absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
   if (!kept_.empty()) return kept_.back().record;
+  if (last_) return *last_;
   SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(file(), O_RDONLY | O_NOFOLLOW));
   SDP_ASSIGN_OR_RETURN(uint64_t bytes, RegularFileBytes(fd.get(), file()));
   uint64_t begin = bytes > kMaxLineBytes ? bytes - kMaxLineBytes : 0;
@@ -184,7 +186,10 @@ absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
     absl::string_view line =
         newline == absl::string_view::npos ? whole : whole.substr(newline + 1);
     absl::StatusOr<v1::StepRecord> record = FromJsonLine(line);
-    if (record.ok()) return record;
+    if (record.ok()) {
+      last_ = *record;
+      return record;
+    }
     if (newline == absl::string_view::npos) break;
     rest = rest.substr(0, newline + 1);
   }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ class StepRecords {
   // Opens the file at the first record. An error leaves the record in memory
   // only, and is returned once.
   absl::Status Append(const v1::StepRecord& record);
-  // Drops what is in memory; the file stays.
+  // Drops what is in memory but the last one; the file stays.
   void Forget();
 
   // Where a reader is.
@@ -57,6 +58,8 @@ class StepRecords {
   UniqueFd fd_;
   bool broken_ = false;
   std::deque<Kept> kept_;
+  // Once looked for in the file, or kept by Forget.
+  mutable std::optional<v1::StepRecord> last_;
 };
 
 }  // namespace slidedp::hostd

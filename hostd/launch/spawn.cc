@@ -88,11 +88,16 @@ void CloseOthersAtExec() {
   ResetSignals();
   PreferAsOomVictim();
   if (plan.become) {
-    if (setgroups(plan.groups.size(), plan.groups.data()) != 0) {
+    // Raw: glibc's wrappers would look for the parent's threads.
+    if (syscall(SYS_setgroups, plan.groups.size(), plan.groups.data()) != 0) {
       Fail(plan, kGroups);
     }
-    if (setresgid(plan.gid, plan.gid, plan.gid) != 0) Fail(plan, kGid);
-    if (setresuid(plan.uid, plan.uid, plan.uid) != 0) Fail(plan, kUid);
+    if (syscall(SYS_setresgid, plan.gid, plan.gid, plan.gid) != 0) {
+      Fail(plan, kGid);
+    }
+    if (syscall(SYS_setresuid, plan.uid, plan.uid, plan.uid) != 0) {
+      Fail(plan, kUid);
+    }
   }
   // After the change of user, which clears it.
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) Fail(plan, kDeath);

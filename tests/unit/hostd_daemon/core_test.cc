@@ -282,7 +282,10 @@ TEST_F(CoreTest, LogsComeWithTheirRanksAndEndWithTheJob) {
   request.set_rank(1);
   request.set_tail(1);
   FakeStream<v1::LogsReply> follow(*loop_, *core_);
-  loop_->Post([&] { core_->Logs(self_, request, &follow); });
+  Call([&] {
+    core_->Logs(self_, request, &follow);
+    return 0;
+  });
   std::ofstream(config_.log_folder(job) + "/rank-1.log", std::ios::app)
       << " line\nlast";
   ASSERT_OK(Cancel(job, self_));

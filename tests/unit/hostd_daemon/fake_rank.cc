@@ -78,6 +78,10 @@ void FakeSession::SayHello(uint64_t job, uint32_t rank, bool peer_access) {
 }
 
 void FakeSession::Break() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!finished_) finished_ = absl::CancelledError("broken by the test");
+  }
   loop_.Post([this] {
     if (!std::exchange(ended_, true)) core_.OnSessionEnd(this);
   });

@@ -168,7 +168,7 @@ TEST(LogLinesTest, HostileBytesBecomeText) {
   EXPECT_EQ(ToValidUtf8("\xc0\xaf"), bad + bad);
   EXPECT_EQ(ToValidUtf8("\xed\xa0\x80"), bad + bad + bad);
   EXPECT_EQ(ToValidUtf8("\xf5\x80\x80\x80"), bad + bad + bad + bad);
-  EXPECT_EQ(ToValidUtf8(std::string("\0\x07\t", 3)), bad + bad + "\t");
+  EXPECT_EQ(ToValidUtf8(std::string("\0\x07\t\n", 4)), bad + bad + "\t\n");
   TempFolder folder;
   LogLines lines(folder.Write("log", std::string(100000, 'x') + "\nend\n"));
   size_t bytes = 0;
