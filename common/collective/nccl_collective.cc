@@ -84,8 +84,7 @@ class NcclCollectiveImpl : public NcclCollective {
             Reduce(scratch_.data(), count, dtype, root, *stream));
       }
     }
-    SDP_RETURN_IF_ERROR(
-        AllGather(scratch_.data(), kWarmUpShardBytes, *stream));
+    SDP_RETURN_IF_ERROR(AllGather(scratch_.data(), kWarmUpShardBytes, *stream));
     return AwaitStream(*stream);
   }
 
@@ -114,13 +113,12 @@ class NcclCollectiveImpl : public NcclCollective {
 
   absl::Status ReduceScatter(void* data, size_t shard_count, DType dtype,
                              device::Stream& stream) override {
-    return Launch(
-        {OperationKind::kReduceScatter, dtype, 0, shard_count}, data, stream,
-        [&](cudaStream_t handle) {
-          return ncclReduceScatter(
-              data, Shard(data, shard_count * DTypeBytes(dtype)), shard_count,
-              NcclType(dtype), ncclSum, comm_, handle);
-        });
+    return Launch({OperationKind::kReduceScatter, dtype, 0, shard_count}, data,
+                  stream, [&](cudaStream_t handle) {
+                    return ncclReduceScatter(
+                        data, Shard(data, shard_count * DTypeBytes(dtype)),
+                        shard_count, NcclType(dtype), ncclSum, comm_, handle);
+                  });
   }
 
   absl::Status AllGather(void* data, size_t shard_bytes,
@@ -128,8 +126,7 @@ class NcclCollectiveImpl : public NcclCollective {
     return Launch({OperationKind::kAllGather, DType::kF32, 0, shard_bytes},
                   data, stream, [&](cudaStream_t handle) {
                     return ncclAllGather(Shard(data, shard_bytes), data,
-                                         shard_bytes, ncclUint8, comm_,
-                                         handle);
+                                         shard_bytes, ncclUint8, comm_, handle);
                   });
   }
 
@@ -226,9 +223,11 @@ class NcclCollectiveImpl : public NcclCollective {
       if (MonotonicNs() > deadline_ns) {
         // Lets the stream be destroyed.
         Abort();
-        return absl::DeadlineExceededError(absl::StrCat(
-            "rank ", rank_, ": the first operations of NCCL did not end "
-            "within ", FormatSeconds(deadline_ns_ * 1e-9)));
+        return absl::DeadlineExceededError(
+            absl::StrCat("rank ", rank_,
+                         ": the first operations of NCCL did not end "
+                         "within ",
+                         FormatSeconds(deadline_ns_ * 1e-9)));
       }
       Pause(100'000);
     }
@@ -280,9 +279,9 @@ absl::StatusOr<std::unique_ptr<NcclCollective>> NewNcclCollective(
                      NCCL_UNIQUE_ID_BYTES));
   }
   if (world_size < 1 || rank < 0 || rank >= world_size || deadline_ns <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("NCCL rank ", rank, " of ", world_size, ", deadline ",
-                     deadline_ns, " ns"));
+    return absl::InvalidArgumentError(absl::StrCat("NCCL rank ", rank, " of ",
+                                                   world_size, ", deadline ",
+                                                   deadline_ns, " ns"));
   }
   auto collective = std::make_unique<NcclCollectiveImpl>(
       device, rank, world_size, deadline_ns);

@@ -35,8 +35,9 @@ class NcclCollective : public Collective {
   virtual void Abort() = 0;
 };
 
-// Waits for all ranks to call it, DeadlineExceeded after `deadline_ns`, and runs
-// each operation once, so that steps load no kernel and connect no channel.
+// Waits for all ranks to call it, DeadlineExceeded after `deadline_ns`, and
+// runs each operation once, so that steps load no kernel and connect no
+// channel.
 absl::StatusOr<std::unique_ptr<NcclCollective>> NewNcclCollective(
     device::Device& device, absl::string_view unique_id, int rank,
     int world_size, int64_t deadline_ns);

@@ -46,8 +46,7 @@ absl::Status NcclWatch::Create() {
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::Begin(const Operation& operation,
-                              cudaStream_t stream) {
+absl::Status NcclWatch::Begin(const Operation& operation, cudaStream_t stream) {
   ++operations_;
   SDP_RETURN_IF_ERROR(Retire());
   watched_ = !spare_.empty();
@@ -89,11 +88,11 @@ absl::Status NcclWatch::Check() {
     return absl::OkStatus();
   }
   if (now_ns - oldest.begun_ns < deadline_ns_) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat(
-      "operation ", oldest.number, ", ",
-      Describe(oldest.operation.Packed(), oldest.operation.count),
-      ", runs for over ", FormatSeconds(deadline_ns_ * 1e-9),
-      "; another rank has not come that far or is gone"));
+  return absl::DeadlineExceededError(
+      absl::StrCat("operation ", oldest.number, ", ",
+                   Describe(oldest.operation.Packed(), oldest.operation.count),
+                   ", runs for over ", FormatSeconds(deadline_ns_ * 1e-9),
+                   "; another rank has not come that far or is gone"));
 }
 
 }  // namespace slidedp::collective

@@ -15,10 +15,10 @@ absl::StatusOr<std::unique_ptr<Device>> NewAccelerator(
     const AcceleratorOptions& options) {
   SDP_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   if (count > 1 && options.rank >= count) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", options.rank, " has no GPU: this process sees ",
-                     count, "; run fewer ranks, or check "
-                     "CUDA_VISIBLE_DEVICES"));
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", options.rank, " has no GPU: this process sees ", count,
+        "; run fewer ranks, or check "
+        "CUDA_VISIBLE_DEVICES"));
   }
   CudaOptions cuda;
   cuda.index = count == 1 ? 0 : options.rank;

@@ -40,8 +40,7 @@ absl::StatusOr<int64_t> CudaClock::Resolve(cudaEvent_t event) {
   }
   float elapsed_ms = 0;
   SDP_RETURN_IF_CUDA_ERROR(cudaEventElapsedTime(&elapsed_ms, anchor_, event));
-  return anchor_ns_ +
-         std::llround(static_cast<double>(elapsed_ms) * 1'000'000);
+  return anchor_ns_ + std::llround(static_cast<double>(elapsed_ms) * 1'000'000);
 }
 
 // The try during which the least host time passed tells best when it was.

@@ -17,8 +17,7 @@ namespace slidedp::device {
 class CudaClock {
  public:
   // `stream` is borrowed and otherwise idle.
-  static absl::StatusOr<std::unique_ptr<CudaClock>> Create(
-      cudaStream_t stream);
+  static absl::StatusOr<std::unique_ptr<CudaClock>> Create(cudaStream_t stream);
   ~CudaClock();
   CudaClock(const CudaClock&) = delete;
   CudaClock& operator=(const CudaClock&) = delete;

@@ -58,9 +58,8 @@ class CudaDevice : public Device {
     SDP_RETURN_IF_ERROR(CheckWritable("copy", dst));
     // A copy may not run across two registrations.
     while (bytes > 0) {
-      const size_t piece =
-          std::min(context_->memory.Contiguous(dst, bytes),
-                   context_->memory.Contiguous(src, bytes));
+      const size_t piece = std::min(context_->memory.Contiguous(dst, bytes),
+                                    context_->memory.Contiguous(src, bytes));
       SDP_RETURN_IF_CUDA_ERROR(
           cudaMemcpyAsync(dst, src, piece, cudaMemcpyDefault, handle));
       dst = static_cast<char*>(dst) + piece;
@@ -199,18 +198,17 @@ absl::Status ReadProperties(CudaContext& context) {
   SDP_RETURN_IF_CUDA_ERROR(cudaGetDeviceProperties(&p, context.options.index));
   context.properties = {context.options.index, p.multiProcessorCount, p.major,
                         p.minor, p.sharedMemPerBlockOptin};
-  context.description =
-      absl::StrCat(p.name, " (sm_", p.major, p.minor, ")");
+  context.description = absl::StrCat(p.name, " (sm_", p.major, p.minor, ")");
   if (p.major < 8) {
-    return absl::UnavailableError(absl::StrCat(
-        context.description, " computes no BF16; compute capability 8.0 "
-        "(NVIDIA Ampere) or newer is needed"));
+    return absl::UnavailableError(
+        absl::StrCat(context.description,
+                     " computes no BF16; compute capability 8.0 "
+                     "(NVIDIA Ampere) or newer is needed"));
   }
   int read_only = 0;
-  SDP_RETURN_IF_CUDA_ERROR(
-      cudaDeviceGetAttribute(&read_only,
-                             cudaDevAttrHostRegisterReadOnlySupported,
-                             context.options.index));
+  SDP_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(
+      &read_only, cudaDevAttrHostRegisterReadOnlySupported,
+      context.options.index));
   if (read_only == 0) {
     return absl::UnavailableError(absl::StrCat(
         context.description,
@@ -246,8 +244,8 @@ absl::StatusOr<std::unique_ptr<Device>> NewCudaDevice(
   SDP_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   if (options.index < 0 || options.index >= count) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "GPU ", options.index, " was asked for, but this process sees ",
-        count, "; check CUDA_VISIBLE_DEVICES"));
+        "GPU ", options.index, " was asked for, but this process sees ", count,
+        "; check CUDA_VISIBLE_DEVICES"));
   }
   if (options.registration_piece_bytes == 0 ||
       options.registration_piece_bytes % kPageBytes != 0) {
@@ -284,8 +282,7 @@ absl::StatusOr<CudaMemory> QueryCudaMemory(Device& device) {
 }
 
 absl::StatusOr<CudaProperties> QueryCudaProperties(const Device& device) {
-  SDP_ASSIGN_OR_RETURN(CudaDevice * cuda,
-                       AsCuda(const_cast<Device&>(device)));
+  SDP_ASSIGN_OR_RETURN(CudaDevice * cuda, AsCuda(const_cast<Device&>(device)));
   return cuda->context()->properties;
 }
 

@@ -28,8 +28,7 @@ absl::Status Find(const char* symbol, Function& function) {
 
 absl::StatusOr<CudaDriver> LoadCudaDriver() {
   CudaDriver driver = {};
-  SDP_RETURN_IF_ERROR(
-      Find("cuStreamWaitValue64", driver.stream_wait_value64));
+  SDP_RETURN_IF_ERROR(Find("cuStreamWaitValue64", driver.stream_wait_value64));
   SDP_RETURN_IF_ERROR(
       Find("cuStreamWriteValue64", driver.stream_write_value64));
   return driver;

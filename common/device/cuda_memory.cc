@@ -35,8 +35,8 @@ LiveAllocations& Allocations() {
 }
 
 void LogFailure(const absl::Status& status) {
-  if (!status.ok()) spdlog::error("freeing GPU memory: {}",
-                                  std::string(status.message()));
+  if (!status.ok())
+    spdlog::error("freeing GPU memory: {}", std::string(status.message()));
 }
 
 void Free(void* data, size_t bytes) {
@@ -55,9 +55,8 @@ void Free(void* data, size_t bytes) {
     (range->host() ? context.pinned_bytes : context.allocated_bytes) -= bytes;
   }
   if (context.abandoned.load() || !context.Use().ok()) return;
-  LogFailure(range->host()
-                 ? CudaStatus(cudaFreeHost(live.base), "cudaFreeHost")
-                 : CudaStatus(cudaFree(live.base), "cudaFree"));
+  LogFailure(range->host() ? CudaStatus(cudaFreeHost(live.base), "cudaFreeHost")
+                           : CudaStatus(cudaFree(live.base), "cudaFree"));
 }
 
 std::string MemlockLimit() {
@@ -67,14 +66,14 @@ std::string MemlockLimit() {
   return FormatBytes(limit.rlim_cur);
 }
 
-absl::Status PinningFailed(absl::string_view what, size_t bytes,
-                           const absl::Status& why) {
+absl::Status PinningFailed(absl::StatusCode code, absl::string_view what,
+                           size_t bytes, const absl::Status& why) {
   return absl::Status(
-      why.code(),
+      code,
       absl::StrCat(what, ": ", FormatBytes(bytes), " (", bytes,
-                   " bytes) of host memory can't be pinned for the GPU; it is "
-                   "host memory that is short, not the GPU's (RLIMIT_MEMLOCK "
-                   "is ", MemlockLimit(), "): ", why.message()));
+                   " bytes) of host memory can't be pinned for the GPU (host "
+                   "memory, not the GPU's; RLIMIT_MEMLOCK is ",
+                   MemlockLimit(), "): ", why.message()));
 }
 
 absl::Status DeviceMemoryShort(CudaContext& context, absl::string_view name,
@@ -83,12 +82,12 @@ absl::Status DeviceMemoryShort(CudaContext& context, absl::string_view name,
   cudaMemGetInfo(&free_bytes, &total_bytes);
   cudaGetLastError();
   std::lock_guard<std::mutex> lock(context.mutex);
-  return absl::ResourceExhaustedError(absl::StrCat(
-      name, ": ", FormatBytes(bytes), " (", bytes,
-      " bytes) can't be allocated on ", context.description, ", of which ",
-      FormatBytes(free_bytes), " of ", FormatBytes(total_bytes),
-      " are free; this process holds ", FormatBytes(context.allocated_bytes),
-      ": ", why));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(name, ": ", FormatBytes(bytes), " (", bytes,
+                   " bytes) can't be allocated on ", context.description,
+                   ", of which ", FormatBytes(free_bytes), " of ",
+                   FormatBytes(total_bytes), " are free; this process holds ",
+                   FormatBytes(context.allocated_bytes), ": ", why));
 }
 
 // At most two tries: the second is larger by a page, to cut a page-aligned
@@ -135,8 +134,8 @@ absl::StatusOr<Buffer> AllocateDevice(
   if (!status.ok()) {
     return DeviceMemoryShort(*context, name, bytes, status.message());
   }
-  SDP_RETURN_IF_ERROR(Track(context, base, data, bytes,
-                            MemoryRange::Kind::kDevice, data));
+  SDP_RETURN_IF_ERROR(
+      Track(context, base, data, bytes, MemoryRange::Kind::kDevice, data));
   {
     std::lock_guard<std::mutex> lock(context->mutex);
     context->allocated_bytes += bytes;
@@ -161,7 +160,10 @@ absl::StatusOr<Buffer> AllocatePinned(
   const absl::Status status = CudaStatus(
       cudaHostAlloc(&data, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
       "cudaHostAlloc");
-  if (!status.ok()) return PinningFailed(name, bytes, status);
+  if (!status.ok()) {
+    return PinningFailed(absl::StatusCode::kResourceExhausted, name, bytes,
+                         status);
+  }
   SDP_RETURN_IF_CUDA_ERROR(cudaHostGetDevicePointer(&device_data, data, 0));
   std::memset(data, 0, bytes);
   SDP_RETURN_IF_ERROR(Track(context, data, data, bytes,
@@ -190,6 +192,7 @@ class CudaRegistration : public HostRegistration {
         CudaStatus(cudaHostRegister(data, bytes, flags), "cudaHostRegister");
     if (!status.ok()) {
       return PinningFailed(
+          status.code(),
           read_only ? "registering read-only memory" : "registering memory",
           bytes, status);
     }
@@ -197,9 +200,9 @@ class CudaRegistration : public HostRegistration {
     void* device_data = nullptr;
     SDP_RETURN_IF_CUDA_ERROR(cudaHostGetDevicePointer(&device_data, data, 0));
     const auto begin = reinterpret_cast<uintptr_t>(data);
-    return context_->memory.Add(
-        {begin, begin + bytes, reinterpret_cast<uintptr_t>(device_data),
-         MemoryRange::Kind::kRegistered, read_only});
+    return context_->memory.Add({begin, begin + bytes,
+                                 reinterpret_cast<uintptr_t>(device_data),
+                                 MemoryRange::Kind::kRegistered, read_only});
   }
 
  private:
@@ -209,9 +212,9 @@ class CudaRegistration : public HostRegistration {
 
 }  // namespace
 
-absl::StatusOr<Buffer> AllocateCuda(
-    const std::shared_ptr<CudaContext>& context, absl::string_view name,
-    size_t bytes, Memory where) {
+absl::StatusOr<Buffer> AllocateCuda(const std::shared_ptr<CudaContext>& context,
+                                    absl::string_view name, size_t bytes,
+                                    Memory where) {
   if (bytes == 0) return Buffer();
   SDP_RETURN_IF_ERROR(context->Use());
   return where == Memory::kDevice ? AllocateDevice(context, name, bytes)

@@ -8,9 +8,9 @@
 
 namespace slidedp::device {
 
-absl::StatusOr<Buffer> AllocateCuda(
-    const std::shared_ptr<CudaContext>& context, absl::string_view name,
-    size_t bytes, Memory where);
+absl::StatusOr<Buffer> AllocateCuda(const std::shared_ptr<CudaContext>& context,
+                                    absl::string_view name, size_t bytes,
+                                    Memory where);
 
 absl::StatusOr<std::unique_ptr<HostRegistration>> RegisterCudaHost(
     std::shared_ptr<CudaContext> context, void* data, size_t bytes,

@@ -10,10 +10,10 @@ namespace slidedp::device {
 absl::Status MemoryMap::Add(const MemoryRange& range) {
   std::unique_lock<std::shared_mutex> lock(mutex_);
   const auto next = ranges_.lower_bound(range.begin);
-  const bool runs_into_next = next != ranges_.end() &&
-                              next->second.begin < range.end;
-  const bool within_previous = next != ranges_.begin() &&
-                               std::prev(next)->second.end > range.begin;
+  const bool runs_into_next =
+      next != ranges_.end() && next->second.begin < range.end;
+  const bool within_previous =
+      next != ranges_.begin() && std::prev(next)->second.end > range.begin;
   if (runs_into_next || within_previous) {
     return absl::InvalidArgumentError(
         absl::StrCat("the memory range of ", range.end - range.begin,
@@ -43,8 +43,7 @@ std::optional<MemoryRange> MemoryMap::Find(const void* address) const {
 size_t MemoryMap::Contiguous(const void* address, size_t bytes) const {
   const std::optional<MemoryRange> range = Find(address);
   if (!range.has_value()) return bytes;
-  return std::min(bytes,
-                  range->end - reinterpret_cast<uintptr_t>(address));
+  return std::min(bytes, range->end - reinterpret_cast<uintptr_t>(address));
 }
 
 }  // namespace slidedp::device

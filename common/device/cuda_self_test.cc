@@ -32,11 +32,12 @@ class Probe {
     SDP_ASSIGN_OR_RETURN(word_page_,
                          device_.Allocate("stream self-test word", kPageBytes,
                                           Memory::kPinnedHost));
-    SDP_ASSIGN_OR_RETURN(target_,
-                         device_.Allocate("stream self-test target",
-                                          kProbeBytes, Memory::kDevice));
+    SDP_ASSIGN_OR_RETURN(
+        target_, device_.Allocate("stream self-test target", kProbeBytes,
+                                  Memory::kDevice));
     word_ = new (word_page_.data()) std::atomic<uint64_t>(0);
-    for (size_t i = 0; i < streams_.size(); ++i) {
+    // One more for the device's own stream, which never waits.
+    for (size_t i = 0; i <= streams_.size(); ++i) {
       SDP_ASSIGN_OR_RETURN(auto event, device_.NewEvent());
       passed_.push_back(std::move(event));
     }
@@ -54,7 +55,8 @@ class Probe {
     if (shared.empty()) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
         "streams share hardware channels, so a wait for parameters could hang "
-        "the job: ", shared,
+        "the job: ",
+        shared,
         "; CUDA_DEVICE_MAX_CONNECTIONS=32 must be set before the GPU is "
         "first used"));
   }
@@ -67,10 +69,11 @@ class Probe {
     absl::Status status = Fill(waiting);
     const int64_t deadline_ns = MonotonicNs() + deadline_ns_;
     std::string held_up;
-    for (size_t i = 0; status.ok() && i < streams_.size(); ++i) {
-      if (streams_[i] == &waiting || Passed(i, deadline_ns, status)) continue;
+    for (size_t i = 0; status.ok() && i <= streams_.size(); ++i) {
+      const CudaStream* other = i < streams_.size() ? streams_[i] : nullptr;
+      if (other == &waiting || Passed(i, deadline_ns, status)) continue;
       absl::StrAppend(&held_up, held_up.empty() ? "" : ", ",
-                      streams_[i]->name());
+                      other == nullptr ? "the device's own" : other->name());
     }
     // Whatever happened, nothing may stay waiting.
     word_->store(value, std::memory_order_release);
@@ -88,6 +91,10 @@ class Probe {
           device_.FillZero(target_.data(), kProbeBytes, *streams_[i]));
       SDP_RETURN_IF_ERROR(device_.Record(*passed_[i], *streams_[i]));
     }
+    SDP_RETURN_IF_CUDA_ERROR(
+        cudaMemsetAsync(target_.data(), 0, kProbeBytes, context_.service));
+    SDP_RETURN_IF_CUDA_ERROR(cudaEventRecord(
+        static_cast<CudaEvent&>(*passed_.back()).handle(), context_.service));
     return absl::OkStatus();
   }
 

@@ -35,10 +35,10 @@ absl::StatusCode CodeOf(cudaError_t error) {
 absl::Status CudaStatus(cudaError_t error, absl::string_view call) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();
-  return absl::Status(CodeOf(error),
-                      absl::StrCat(FunctionName(call), ": ",
-                                   cudaGetErrorString(error), " (",
-                                   cudaGetErrorName(error), ")"));
+  return absl::Status(
+      CodeOf(error),
+      absl::StrCat(FunctionName(call), ": ", cudaGetErrorString(error), " (",
+                   cudaGetErrorName(error), ")"));
 }
 
 absl::Status CudaStatus(CUresult error, absl::string_view call) {

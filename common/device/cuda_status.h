@@ -18,10 +18,9 @@ absl::Status CudaStatus(CUresult error, absl::string_view call);
 
 }  // namespace slidedp::device
 
-#define SDP_RETURN_IF_CUDA_ERROR(call)                        \
-  do {                                                        \
-    if (const auto sdp_cuda_error = (call);                   \
-        sdp_cuda_error != decltype(sdp_cuda_error){})         \
-      return ::slidedp::device::CudaStatus(sdp_cuda_error,    \
-                                           #call);            \
+#define SDP_RETURN_IF_CUDA_ERROR(call)                             \
+  do {                                                             \
+    if (const auto sdp_cuda_error = (call);                        \
+        sdp_cuda_error != decltype(sdp_cuda_error){})              \
+      return ::slidedp::device::CudaStatus(sdp_cuda_error, #call); \
   } while (false)

@@ -50,8 +50,7 @@ absl::Status CudaContext::Use() const {
 absl::StatusOr<std::unique_ptr<CudaStream>> CudaStream::Create(
     absl::string_view name, std::shared_ptr<CudaContext> context) {
   SDP_RETURN_IF_ERROR(context->Use());
-  std::unique_ptr<CudaStream> stream(
-      new CudaStream(name, std::move(context)));
+  std::unique_ptr<CudaStream> stream(new CudaStream(name, std::move(context)));
   SDP_RETURN_IF_CUDA_ERROR(
       cudaStreamCreateWithFlags(&stream->handle_, cudaStreamNonBlocking));
   std::lock_guard<std::mutex> lock(stream->context_->mutex);

@@ -138,15 +138,16 @@ absl::StatusOr<CudaAttention::Route> CudaAttention::Plan(
     refused = route.status();
   }
   if (shape.head_dim > kPlainAttentionMaxHeadDim) {
-    return absl::UnimplementedError(absl::StrCat(
-        NameOf(shape), ": heads of more than ", kPlainAttentionMaxHeadDim,
-        " are not supported"));
+    return absl::UnimplementedError(
+        absl::StrCat(NameOf(shape), ": heads of more than ",
+                     kPlainAttentionMaxHeadDim, " are not supported"));
   }
   if (!refused.ok()) {
-    spdlog::warn("{}, {}: cuDNN refuses it ({}); the plain kernels run "
-                 "instead, which are many times slower",
-                 NameOf(shape), backward ? "backward" : "forward",
-                 std::string(refused.message()));
+    spdlog::warn(
+        "{}, {}: cuDNN refuses it ({}); the plain kernels run "
+        "instead, which are many times slower",
+        NameOf(shape), backward ? "backward" : "forward",
+        std::string(refused.message()));
   }
   return Route{};
 }
@@ -159,8 +160,8 @@ absl::StatusOr<CudaAttention::Route> CudaAttention::PlanDeterministic(
   part.heads = group;
   part.kv_heads = 1;
   const size_t least = std::max<size_t>(1, DeterministicWorkspaceBytes(part));
-  const auto parts = static_cast<int64_t>(
-      options_.deterministic_workspace_bytes / least);
+  const auto parts =
+      static_cast<int64_t>(options_.deterministic_workspace_bytes / least);
   if (parts == 0) {
     return absl::UnimplementedError(absl::StrCat(
         "the deterministic backward of one group of heads takes ",
@@ -243,34 +244,32 @@ absl::Status CudaAttention::Backward(ConstAct qkv, ConstAct out,
   const int64_t k = shape.heads * shape.head_dim;
   const int64_t v = k + shape.kv_heads * shape.head_dim;
   if (route->plan != nullptr) {
-    const SdpaPointers pointers = {
-        .q = qkv,
-        .k = At(qkv, k),
-        .v = At(qkv, v),
-        .out = const_cast<void*>(out),
-        .stats = const_cast<float*>(lse),
-        .d_out = d_out,
-        .d_q = d_qkv,
-        .d_k = At(d_qkv, k),
-        .d_v = At(d_qkv, v)};
+    const SdpaPointers pointers = {.q = qkv,
+                                   .k = At(qkv, k),
+                                   .v = At(qkv, v),
+                                   .out = const_cast<void*>(out),
+                                   .stats = const_cast<float*>(lse),
+                                   .d_out = d_out,
+                                   .d_q = d_qkv,
+                                   .d_k = At(d_qkv, k),
+                                   .d_v = At(d_qkv, v)};
     return RunFused(*route, shape, pointers, stream);
   }
   SDP_ASSIGN_OR_RETURN(cudaStream_t handle, device::UseCudaStream(stream));
   SDP_ASSIGN_OR_RETURN(
       void* workspace,
-      workspace_.Acquire(shape.tokens() * shape.heads * sizeof(float),
-                         stream));
+      workspace_.Acquire(shape.tokens() * shape.heads * sizeof(float), stream));
   auto* delta = static_cast<float*>(workspace);
   const cudaError_t launched =
       options_.activation == ActDType::kF32
-          ? PlainAttentionBackward(
-                static_cast<const float*>(qkv), static_cast<const float*>(out),
-                lse, static_cast<const float*>(d_out), shape, delta,
-                static_cast<float*>(d_qkv), handle)
-          : PlainAttentionBackward(
-                static_cast<const bf16*>(qkv), static_cast<const bf16*>(out),
-                lse, static_cast<const bf16*>(d_out), shape, delta,
-                static_cast<bf16*>(d_qkv), handle);
+          ? PlainAttentionBackward(static_cast<const float*>(qkv),
+                                   static_cast<const float*>(out), lse,
+                                   static_cast<const float*>(d_out), shape,
+                                   delta, static_cast<float*>(d_qkv), handle)
+          : PlainAttentionBackward(static_cast<const bf16*>(qkv),
+                                   static_cast<const bf16*>(out), lse,
+                                   static_cast<const bf16*>(d_out), shape,
+                                   delta, static_cast<bf16*>(d_qkv), handle);
   SDP_RETURN_IF_ERROR(device::CudaStatus(launched, NameOf(shape)));
   return workspace_.Release(stream);
 }

@@ -110,8 +110,7 @@ class CudaGemmImpl : public CudaGemm {
     SDP_ASSIGN_OR_RETURN(cudaStream_t handle, device::UseCudaStream(stream));
     SDP_ASSIGN_OR_RETURN(void* workspace,
                          workspace_.Acquire(kWorkspaceBytes, stream));
-    const absl::Status status =
-        RunWith(shape, operands, workspace, handle);
+    const absl::Status status = RunWith(shape, operands, workspace, handle);
     SDP_RETURN_IF_ERROR(workspace_.Release(stream));
     return Annotate(status, NameOf(shape));
   }
@@ -127,8 +126,7 @@ class CudaGemmImpl : public CudaGemm {
         return absl::FailedPreconditionError(
             "was not planned at warm-up; nothing is planned during steps");
       }
-      SDP_ASSIGN_OR_RETURN(auto plan,
-                           Choose(key, operands, workspace, stream));
+      SDP_ASSIGN_OR_RETURN(auto plan, Choose(key, operands, workspace, stream));
       it = plans_.emplace(key, std::move(plan)).first;
     }
     return Launch(*it->second, it->second->algorithm, shape, operands,
@@ -153,17 +151,17 @@ class CudaGemmImpl : public CudaGemm {
 
   absl::StatusOr<std::unique_ptr<Plan>> Describe(const GemmShape& s,
                                                  const void* bias) {
-    const cudaDataType_t in = s.type == GemmType::kF32 ? CUDA_R_32F
-                                                       : CUDA_R_16BF;
-    const cudaDataType_t out = s.type == GemmType::kBf16 ? CUDA_R_16BF
-                                                         : CUDA_R_32F;
+    const cudaDataType_t in =
+        s.type == GemmType::kF32 ? CUDA_R_32F : CUDA_R_16BF;
+    const cudaDataType_t out =
+        s.type == GemmType::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
     auto plan = std::make_unique<Plan>();
     SDP_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescCreate(
         plan->desc.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute,
                          const auto& value) {
-      return cublasLtMatmulDescSetAttribute(plan->desc.get(), attribute,
-                                            &value, sizeof(value));
+      return cublasLtMatmulDescSetAttribute(plan->desc.get(), attribute, &value,
+                                            sizeof(value));
     };
     const cublasOperation_t op_a = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -172,16 +170,15 @@ class CudaGemmImpl : public CudaGemm {
     if (s.bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       SDP_RETURN_IF_CUBLAS_ERROR(set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
-      SDP_RETURN_IF_CUBLAS_ERROR(
-          set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in));
+      SDP_RETURN_IF_CUBLAS_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, in));
       SDP_RETURN_IF_CUBLAS_ERROR(set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
     }
-    SDP_RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(
-        plan->a.out(), in, s.transpose_a ? s.k : s.m,
-        s.transpose_a ? s.m : s.k, s.lda));
-    SDP_RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(
-        plan->b.out(), in, s.transpose_b ? s.n : s.k,
-        s.transpose_b ? s.k : s.n, s.ldb));
+    SDP_RETURN_IF_CUBLAS_ERROR(
+        cublasLtMatrixLayoutCreate(plan->a.out(), in, s.transpose_a ? s.k : s.m,
+                                   s.transpose_a ? s.m : s.k, s.lda));
+    SDP_RETURN_IF_CUBLAS_ERROR(
+        cublasLtMatrixLayoutCreate(plan->b.out(), in, s.transpose_b ? s.n : s.k,
+                                   s.transpose_b ? s.k : s.n, s.ldb));
     SDP_RETURN_IF_CUBLAS_ERROR(
         cublasLtMatrixLayoutCreate(plan->d.out(), out, s.m, s.n, s.ldd));
     return plan;
@@ -228,10 +225,10 @@ class CudaGemmImpl : public CudaGemm {
     int best = 0;
     // Timings differ between runs, and so would the bits.
     if (mode_ == PlanMode::kTimed && !deterministic_) {
-      SDP_ASSIGN_OR_RETURN(best, Fastest(*plan, key.shape, operands,
-                                         {candidates.data(),
-                                          static_cast<size_t>(found)},
-                                         workspace, stream));
+      SDP_ASSIGN_OR_RETURN(
+          best, Fastest(*plan, key.shape, operands,
+                        {candidates.data(), static_cast<size_t>(found)},
+                        workspace, stream));
     }
     plan->algorithm = candidates[best].algo;
     return plan;

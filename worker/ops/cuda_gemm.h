@@ -19,15 +19,15 @@
 namespace slidedp::ops {
 
 enum class GemmType : uint8_t {
-  kBf16,       // A, B, D and bias BF16
+  kBf16,         // A, B, D and bias BF16
   kBf16IntoF32,  // A, B BF16; D float32
-  kF32,        // all float32, computed in float32 (no TF32)
+  kF32,          // all float32, computed in float32 (no TF32)
 };
 
 struct GemmShape {
   GemmType type;
   bool transpose_a, transpose_b;
-  bool add;   // D is added to, else written
+  bool add;  // D is added to, else written
   bool bias;
   int64_t m, n, k;
   int64_t lda, ldb, ldd;  // columns' strides, elements
@@ -36,8 +36,8 @@ struct GemmShape {
   template <typename H>
   friend H AbslHashValue(H h, const GemmShape& s) {
     return H::combine(std::move(h), static_cast<int>(s.type), s.transpose_a,
-                      s.transpose_b, s.add, s.bias, s.m, s.n, s.k, s.lda,
-                      s.ldb, s.ldd);
+                      s.transpose_b, s.add, s.bias, s.m, s.n, s.k, s.lda, s.ldb,
+                      s.ldd);
   }
 };
 

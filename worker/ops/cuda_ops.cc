@@ -9,10 +9,9 @@ absl::StatusOr<std::unique_ptr<CudaOps>> CudaOps::Create(
   SDP_ASSIGN_OR_RETURN(const device::CudaProperties properties,
                        device::QueryCudaProperties(device));
   std::unique_ptr<CudaOps> ops(new CudaOps(device, options, properties));
-  SDP_ASSIGN_OR_RETURN(
-      ops->linear_,
-      CudaLinear::Create(device, ops->workspace_, options.activation,
-                         options.deterministic));
+  SDP_ASSIGN_OR_RETURN(ops->linear_, CudaLinear::Create(device, ops->workspace_,
+                                                        options.activation,
+                                                        options.deterministic));
   SDP_ASSIGN_OR_RETURN(
       ops->attention_,
       CudaAttention::Create(device, ops->workspace_,
@@ -32,10 +31,9 @@ void CudaOps::EndWarmUp() {
   workspace_.Freeze();
 }
 
-absl::Status CudaOps::LinearForward(ConstAct x, const bf16* w,
-                                    const bf16* bias, int64_t tokens,
-                                    int64_t in, int64_t out, bool add, Act y,
-                                    Stream& stream) {
+absl::Status CudaOps::LinearForward(ConstAct x, const bf16* w, const bf16* bias,
+                                    int64_t tokens, int64_t in, int64_t out,
+                                    bool add, Act y, Stream& stream) {
   return linear_->Forward(x, w, bias, tokens, in, out, add, y, stream);
 }
 

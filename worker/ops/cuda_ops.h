@@ -76,9 +76,8 @@ class CudaOps : public Ops {
                                   const bf16* k_norm,
                                   const float* inverse_frequencies,
                                   const AttentionShape& shape,
-                                  const float* rstd, Act d_qkv,
-                                  float* d_q_norm, float* d_k_norm,
-                                  Stream& stream) override;
+                                  const float* rstd, Act d_qkv, float* d_q_norm,
+                                  float* d_k_norm, Stream& stream) override;
   absl::Status AttentionForward(ConstAct qkv, const AttentionShape& shape,
                                 Act out, float* lse, Stream& stream) override;
   absl::Status AttentionBackward(ConstAct qkv, ConstAct out, const float* lse,

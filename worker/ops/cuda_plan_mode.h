@@ -1,4 +1,5 @@
-// How CUDA ops that choose among algorithms do so at a shape they have not seen.
+// How CUDA ops that choose among algorithms do so at a shape they have not
+// seen.
 #pragma once
 
 namespace slidedp::ops {

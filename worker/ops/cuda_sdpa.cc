@@ -80,10 +80,11 @@ class Plan : public SdpaPlan {
     SDP_ASSIGN_OR_RETURN(cudaStream_t cuda, device::UseCudaStream(stream));
     SDP_RETURN_IF_ERROR(
         CudnnStatus(cudnnSetStream(handle_.get(), cuda), "cudnnSetStream"));
-    std::unordered_map<int64_t, void*> pointers = {
-        {kQ, const_cast<void*>(p.q)}, {kK, const_cast<void*>(p.k)},
-        {kV, const_cast<void*>(p.v)}, {kOut, p.out},
-        {kStats, p.stats}};
+    std::unordered_map<int64_t, void*> pointers = {{kQ, const_cast<void*>(p.q)},
+                                                   {kK, const_cast<void*>(p.k)},
+                                                   {kV, const_cast<void*>(p.v)},
+                                                   {kOut, p.out},
+                                                   {kStats, p.stats}};
     if (p.d_q != nullptr) {
       pointers.insert({{kDOut, const_cast<void*>(p.d_out)},
                        {kDQ, p.d_q},
@@ -91,8 +92,7 @@ class Plan : public SdpaPlan {
                        {kDV, p.d_v}});
     }
     try {
-      fe::error_t error =
-          graph_->execute(handle_.get(), pointers, workspace);
+      fe::error_t error = graph_->execute(handle_.get(), pointers, workspace);
       if (error.is_good()) return absl::OkStatus();
       return absl::InternalError(
           absl::StrCat("cuDNN attention: ", error.get_message()));
@@ -127,8 +127,10 @@ class Builder {
                               .set_stride(Stride(stride)));
   }
   void Output(const Tensor& tensor, Uid uid, int64_t heads, int64_t stride) {
-    tensor->set_output(true).set_uid(uid).set_dim(Dim(heads)).set_stride(
-        Stride(stride));
+    tensor->set_output(true)
+        .set_uid(uid)
+        .set_dim(Dim(heads))
+        .set_stride(Stride(stride));
   }
   Tensor StatsInput() {
     return graph_->tensor(fe::graph::Tensor_attributes()
@@ -215,8 +217,8 @@ class SdpaImpl : public Sdpa {
       auto attributes =
           fe::graph::SDPA_backward_attributes().set_name("attention backward");
       build.Mask(attributes).set_deterministic_algorithm(deterministic);
-      auto [d_q, d_k, d_v] = build.graph()->sdpa_backward(q, k, v, out, d_out,
-                                                          stats, attributes);
+      auto [d_q, d_k, d_v] =
+          build.graph()->sdpa_backward(q, k, v, out, d_out, stats, attributes);
       build.Output(d_q, kDQ, s.heads, s.qkv_stride);
       build.Output(d_k, kDK, s.kv_heads, s.qkv_stride);
       build.Output(d_v, kDV, s.kv_heads, s.qkv_stride);

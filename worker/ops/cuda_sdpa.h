@@ -17,10 +17,10 @@ namespace slidedp::ops {
 struct SdpaShape {
   int64_t batch, sequence;
   int64_t heads, kv_heads, head_dim;
-  int64_t window;       // keys a query sees, itself included; 0: all before it
-  int64_t qkv_stride;   // elements from one token to the next, q, k, v and
-                        // their gradients
-  int64_t out_stride;   // likewise out and its gradient
+  int64_t window;      // keys a query sees, itself included; 0: all before it
+  int64_t qkv_stride;  // elements from one token to the next, q, k, v and
+                       // their gradients
+  int64_t out_stride;  // likewise out and its gradient
 };
 
 // Device addresses of the first element. `stats` is packed [batch, heads,

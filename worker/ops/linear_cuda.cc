@@ -15,8 +15,8 @@ namespace {
 
 absl::Status CheckLinear(int64_t tokens, int64_t in, int64_t out) {
   if (tokens < 0 || in <= 0 || out <= 0 || in > INT32_MAX || out > INT32_MAX) {
-    return absl::InternalError(absl::StrCat("linear op of ", tokens, " x ", in,
-                                            " x ", out));
+    return absl::InternalError(
+        absl::StrCat("linear op of ", tokens, " x ", in, " x ", out));
   }
   return absl::OkStatus();
 }
@@ -38,15 +38,14 @@ absl::Status CudaLinear::ReserveWide(int64_t count, Stream& stream) {
     return absl::OkStatus();
   }
   SDP_RETURN_IF_ERROR(device_.Synchronize(stream));
-  SDP_ASSIGN_OR_RETURN(wide_, device_.Allocate("widened weights",
-                                               count * sizeof(float),
-                                               device::Memory::kDevice));
+  SDP_ASSIGN_OR_RETURN(
+      wide_, device_.Allocate("widened weights", count * sizeof(float),
+                              device::Memory::kDevice));
   return absl::OkStatus();
 }
 
 absl::StatusOr<const void*> CudaLinear::Operand(const bf16* w, int64_t offset,
-                                                int64_t count,
-                                                Stream& stream) {
+                                                int64_t count, Stream& stream) {
   if (!wide() || w == nullptr) return static_cast<const void*>(w);
   SDP_ASSIGN_OR_RETURN(cudaStream_t handle, device::UseCudaStream(stream));
   float* out = wide_.as<float>() + offset;
@@ -99,9 +98,9 @@ absl::Status CudaLinear::BackwardInput(ConstAct d_y, const bf16* w,
 }
 
 absl::Status CudaLinear::BackwardWeight(ConstAct x, ConstAct d_y,
-                                        int64_t tokens, int64_t in,
-                                        int64_t out, float* d_w,
-                                        float* d_bias, Stream& stream) {
+                                        int64_t tokens, int64_t in, int64_t out,
+                                        float* d_w, float* d_bias,
+                                        Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
   if (tokens == 0) return absl::OkStatus();
   const GemmShape shape = {
