@@ -14,7 +14,7 @@ using ::testing::UnorderedElementsAre;
 
 TEST(ConfigTest, DefaultsDependOnTheUser) {
   Config root =
-      DefaultConfig({0, "/run/user/0", "", "/root", "/usr/bin/slidedpd"});
+      DefaultConfig({0, "/run/user/0", "", "/home/admin", "/usr/bin/slidedpd"});
   EXPECT_EQ(root.runtime_dir, "/run/slidedpd");
   EXPECT_EQ(root.state_dir, "/var/lib/slidedpd");
   EXPECT_EQ(root.worker_binary, "/usr/bin/slidedp-worker");
