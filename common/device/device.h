@@ -93,8 +93,8 @@ class Device {
   virtual std::string description() const = 0;
 
   // `name` appears in the out-of-memory message, with the bytes asked for and
-  // those already allocated. Contents are zero. At least page-aligned; 0 bytes
-  // is an empty Buffer.
+  // those already allocated. Contents are zero. Addresses are multiples of 256;
+  // 0 bytes is an empty Buffer.
   virtual absl::StatusOr<Buffer> Allocate(absl::string_view name, size_t bytes,
                                           Memory where) = 0;
   // Bytes handed out by Allocate and not freed.
@@ -107,7 +107,9 @@ class Device {
       absl::string_view name) = 0;
   virtual absl::StatusOr<std::unique_ptr<Event>> NewEvent() = 0;
 
-  // Ordered work. Copy directions are inferred from the pointers.
+  // Ordered work. Copy directions are inferred from the pointers; at least one
+  // side is device memory (CUDA makes the host wait for a copy between two host
+  // addresses, and so for whatever the stream waits for).
   virtual absl::Status Copy(void* dst, const void* src, size_t bytes,
                             Stream& stream) = 0;
   virtual absl::Status FillZero(void* dst, size_t bytes, Stream& stream) = 0;

@@ -37,7 +37,7 @@ struct Config {
   // How often the daemon stores its heartbeat word.
   uint64_t heartbeat_s = 1;
   // A rank that says nothing for so long is lost.
-  uint64_t lease_s = 20;
+  uint64_t lease_s = 10;
   // From the start of a job to the joining of its last rank, where the daemon
   // starts the workers and where the user does.
   uint64_t join_timeout_s = 60;

@@ -9,7 +9,11 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 
 find_program(SLIDEDP_CCACHE ccache)
 if(SLIDEDP_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${SLIDEDP_CCACHE})
+  # Paths below the source folder count as relative: another clone finds the
+  # same objects.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${SLIDEDP_CCACHE})
 endif()
 find_program(SLIDEDP_MOLD mold)
 if(SLIDEDP_MOLD)
