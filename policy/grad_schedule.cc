@@ -42,8 +42,8 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
                                  ? std::min(plan.ring_chunks, per_step)
                                  : per_step);
     schedule.ring_offset_bytes.push_back(offset);
-    offset += AlignUp(schedule.slots[r] * schedule.chunk_elements * 2,
-                      kPageBytes);
+    offset +=
+        AlignUp(schedule.slots[r] * schedule.chunk_elements * 2, kPageBytes);
   }
   schedule.grads_bytes = offset;
   return schedule;

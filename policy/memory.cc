@@ -71,9 +71,8 @@ std::vector<NamedBytes> HostSegments(const model::StateLayout& layout,
       {"reports", shm::Reports::Bytes(plan.ranks, units)},
   };
   if (const uint64_t staging = ExchangeStagingBytes(plan); staging > 0) {
-    segments.push_back(
-        {"exchange", kCommunicators *
-                         collective::ExchangeBytes(plan.ranks, staging)});
+    segments.push_back({"exchange", kCommunicators * collective::ExchangeBytes(
+                                                         plan.ranks, staging)});
   }
   for (NamedBytes& segment : segments) {
     segment.bytes = AlignUp(segment.bytes, kPageBytes);
@@ -124,7 +123,7 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     add(absl::StrCat("gradient.decoder.", i), 4 * grad);
     add(absl::StrCat("drain.decoder.", i), 2 * drain);
   }
-  add("tokens", 2 * 2 * m * t * 4);  // ids and labels, two steps
+  add("tokens", 2 * 2 * m * t * 4);         // ids and labels, two steps
   add("pinned.tokens", 2 * 2 * m * t * 4);  // their staging, host memory
   add("inputs", (config.layers + 1) * m * t * h * a);  // of every layer
   add("d_hidden", m * t * h * a);
@@ -138,8 +137,8 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
   add("layer.gate_up", t * 2 * inner * a);
   add("layer.activated", t * inner * a);
   add("layer.rstd", 2 * t * 4);
-  add("layer.qk_rstd", config.qk_norm ? t * (config.heads + config.kv_heads) * 4
-                                      : 0);
+  add("layer.qk_rstd",
+      config.qk_norm ? t * (config.heads + config.kv_heads) * 4 : 0);
   add("layer.lse", t * config.heads * 4);
   add("layer.d_norm", t * h * a);
   add("layer.d_attention", t * config.q_dim() * a);

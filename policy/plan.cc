@@ -90,7 +90,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
                    absl::StrCat("choose 1 to ", kMaxRanks));
   }
   if (problem.sequence_length < 1) {
-    return Invalid("sequence_length", problem.sequence_length, "must be at least 1",
+    return Invalid("sequence_length", problem.sequence_length,
+                   "must be at least 1",
                    "choose the number of tokens of a sequence");
   }
   if (problem.micro_batch_size < 1 ||
@@ -132,8 +133,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   plan.sequence_length = problem.sequence_length;
   plan.micro_batch_size = problem.micro_batch_size;
   plan.micro_batches = static_cast<int64_t>(
-      CeilDiv(problem.batch_size, static_cast<uint64_t>(problem.ranks) *
-                                      problem.micro_batch_size));
+      CeilDiv(problem.batch_size,
+              static_cast<uint64_t>(problem.ranks) * problem.micro_batch_size));
   plan.update_mode =
       problem.clipping ? UpdateMode::kDeferred : UpdateMode::kEager;
   Routes routes;
@@ -145,9 +146,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   routes.reduce = problem.reduce.value_or(ReduceDType::kF32);
   plan.embedding = plan.decoder = plan.head = routes;
 
-  const uint64_t decoder_bytes =
-      std::max<uint64_t>(kPageBytes,
-                         AlignUp(LargestDecoder(layout) * 2, kPageBytes));
+  const uint64_t decoder_bytes = std::max<uint64_t>(
+      kPageBytes, AlignUp(LargestDecoder(layout) * 2, kPageBytes));
   auto chunk = [](absl::string_view field, uint64_t chosen,
                   uint64_t fallback) -> absl::StatusOr<uint64_t> {
     if (chosen == 0) return fallback;
@@ -158,14 +158,12 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
     }
     return chosen;
   };
-  SDP_ASSIGN_OR_RETURN(
-      plan.h2d_chunk_bytes,
-      chunk("tuning.h2d_chunk_bytes", problem.h2d_chunk_bytes,
-            kDefaultH2dChunkBytes));
-  SDP_ASSIGN_OR_RETURN(
-      plan.d2h_chunk_bytes,
-      chunk("tuning.d2h_chunk_bytes", problem.d2h_chunk_bytes,
-            std::min(kDefaultD2hChunkBytes, decoder_bytes)));
+  SDP_ASSIGN_OR_RETURN(plan.h2d_chunk_bytes,
+                       chunk("tuning.h2d_chunk_bytes", problem.h2d_chunk_bytes,
+                             kDefaultH2dChunkBytes));
+  SDP_ASSIGN_OR_RETURN(plan.d2h_chunk_bytes,
+                       chunk("tuning.d2h_chunk_bytes", problem.d2h_chunk_bytes,
+                             std::min(kDefaultD2hChunkBytes, decoder_bytes)));
   auto slots = [&](absl::string_view field, int chosen,
                    int fallback) -> absl::StatusOr<int> {
     if (chosen == 0) return fallback;

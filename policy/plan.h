@@ -36,8 +36,8 @@ struct Plan {
   int64_t micro_batches = 0;     // per rank and step
   uint64_t h2d_chunk_bytes = 0;
   uint64_t d2h_chunk_bytes = 0;
-  int window_slots = 2;  // decoder units on the device
-  int grad_slots = 2;    // decoder gradient accumulators on the device
+  int window_slots = 2;      // decoder units on the device
+  int grad_slots = 2;        // decoder gradient accumulators on the device
   uint64_t ring_chunks = 0;  // per rank; deferred: chunks of a whole step
   int64_t head_chunk_tokens = 0;
   int compute_threads = 1;
@@ -121,8 +121,8 @@ struct Problem {
   model::ModelConfig config;
   int ranks = 1;
   DeviceKind device = DeviceKind::kCpu;
-  bool peer_access = true;   // ranks can reduce among their devices
-  int logical_cpus = 1;      // of the host
+  bool peer_access = true;  // ranks can reduce among their devices
+  int logical_cpus = 1;     // of the host
   int64_t sequence_length = 0;
   int64_t batch_size = 0;
   int64_t micro_batch_size = 0;

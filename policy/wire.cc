@@ -10,9 +10,8 @@ namespace {
 
 v1::Routes ToWire(const Routes& routes) {
   v1::Routes wire;
-  wire.set_params(routes.params == ParamRoute::kFull
-                      ? v1::PARAM_ROUTE_FULL
-                      : v1::PARAM_ROUTE_SHARDED);
+  wire.set_params(routes.params == ParamRoute::kFull ? v1::PARAM_ROUTE_FULL
+                                                     : v1::PARAM_ROUTE_SHARDED);
   switch (routes.grads) {
     case GradRoute::kGpuRoot:
       wire.set_grads(v1::GRAD_ROUTE_GPU_ROOT);

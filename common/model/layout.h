@@ -4,9 +4,9 @@
 // Units in order: embedding, decoder layers, head (final norm + lm_head). A
 // tied model has no head unit; its final norm lies in the embedding unit, after
 // the table, and the embedding unit's gradient is complete only after both
-// uses. In a unit, tensors lie in a fixed order: q, k, v adjacent (weights, then
-// biases), gate, up adjacent, so that each group is one GEMM. Every group starts
-// at a multiple of 128 elements.
+// uses. In a unit, tensors lie in a fixed order: q, k, v adjacent (weights,
+// then biases), gate, up adjacent, so that each group is one GEMM. Every group
+// starts at a multiple of 128 elements.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,23 @@
 namespace slidedp::model {
 
 enum class Role {
-  kEmbedding, kInputNorm, kQ, kK, kV, kQBias, kKBias, kVBias, kQNorm, kKNorm,
-  kO, kPostNorm, kGate, kUp, kDown, kFinalNorm, kHead,
+  kEmbedding,
+  kInputNorm,
+  kQ,
+  kK,
+  kV,
+  kQBias,
+  kKBias,
+  kVBias,
+  kQNorm,
+  kKNorm,
+  kO,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kFinalNorm,
+  kHead,
 };
 
 // The head's weight, in a file; a tied model's file may hold it too.

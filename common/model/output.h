@@ -14,12 +14,12 @@ namespace slidedp::model {
 
 class OutputFolder {
  public:
-  // Makes TemporaryOutputFolder(path, tag), copies config.json, generation config,
-  // tokenizer, chat template and licence files from `source_folder`, and lays
-  // out every shard at full size (fallocate: a full disk shows here): header
-  // and tensors that are not trained are copied. `path` must not exist or be an
-  // empty folder. A temporary folder that a killed process left under the same
-  // tag is replaced; one that a living process holds is an error.
+  // Makes TemporaryOutputFolder(path, tag), copies config.json, generation
+  // config, tokenizer, chat template and licence files from `source_folder`,
+  // and lays out every shard at full size (fallocate: a full disk shows here):
+  // header and tensors that are not trained are copied. `path` must not exist
+  // or be an empty folder. A temporary folder that a killed process left under
+  // the same tag is replaced; one that a living process holds is an error.
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Create(
       const std::string& path, const std::string& source_folder,
       const TensorSource& source, const StateLayout& layout,

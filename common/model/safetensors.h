@@ -13,8 +13,20 @@
 
 namespace slidedp::model {
 
-enum class DType { kBf16, kF16, kF32, kF64, kI64, kI32, kI16, kI8, kU8, kBool,
-                   kF8E4M3, kF8E5M2 };
+enum class DType {
+  kBf16,
+  kF16,
+  kF32,
+  kF64,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kF8E4M3,
+  kF8E5M2
+};
 absl::string_view DTypeName(DType dtype);  // as in the file: "BF16"
 uint64_t DTypeBytes(DType dtype);
 

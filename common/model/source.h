@@ -43,9 +43,9 @@ class TensorSource {
 // nothing else. Runs as the user.
 absl::StatusOr<TensorSource> OpenModelFolder(const std::string& folder);
 
-// Every tensor of `layout` is there, with its shape, in BF16, F16 or F32. A tied
-// model may also hold lm_head.weight; it must equal the embedding
-// (checked where data is read). Missing tensors are all named.
+// Every tensor of `layout` is there, with its shape, in BF16, F16 or F32. A
+// tied model may also hold lm_head.weight; it must equal the embedding (checked
+// where data is read). Missing tensors are all named.
 absl::Status ValidateSource(const StateLayout& layout,
                             const TensorSource& source);
 

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -28,14 +27,9 @@ namespace {
 
 // Sleeps between polls double up to 50 us; once nothing has arrived for some 5
 // ms (a forward pass, say), to 0.5 ms, which is then a small part of the wait.
-constexpr int64_t kFirstSleepNs = 2'000;
-constexpr int64_t kLongestSleepNs = 50'000;
+constexpr int64_t kFirstSleepNs = 2'000, kLongestSleepNs = 50'000;
 constexpr int64_t kLongestIdleSleepNs = 500'000;
 constexpr int kPollsUntilIdle = 100;
-
-bool FiniteSquareNorm(double x) {
-  return x >= 0 && x <= std::numeric_limits<double>::max();
-}
 
 class Engine final : public UpdateEngine {
  public:
@@ -288,7 +282,7 @@ absl::Status Engine::ReadSquareNorms(int unit) {
       sum += square_norm;
       continue;
     }
-    sum = std::numeric_limits<double>::quiet_NaN();
+    sum = std::nan("");
     if (!eager_) break;
     return absl::FailedPreconditionError(absl::StrCat(
         DescribeUnit(layout_, unit), ", rank ", r, ", step ", step_.index,
@@ -355,7 +349,7 @@ void Engine::PushUpdates(const std::vector<int>& pieces) {
 void Engine::Complete() {
   EmitPending(true);
   const bool skipped = !step_.skip_reason.empty();
-  if (!skipped) ++updates_applied_;
+  updates_applied_ += !skipped;
   const Progress progress = workers_->progress();
   double loss = 0;
   for (double sum : *step_.loss_sums) loss += sum;
@@ -363,7 +357,7 @@ void Engine::Complete() {
   result.step = step_.index;
   result.loss = step_.valid_tokens > 0
                     ? loss / static_cast<double>(step_.valid_tokens)
-                    : std::numeric_limits<double>::quiet_NaN();
+                    : std::nan("");
   result.grad_norm = step_.grad_norm;
   result.clip_coefficient = step_.clip_coefficient;
   result.lr = step_.lr;

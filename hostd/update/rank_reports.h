@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,11 @@
 #include "common/shm/words.h"
 
 namespace slidedp::hostd {
+
+// Of what ranks report: neither NaN, infinite nor negative.
+inline bool FiniteSquareNorm(double x) {
+  return x >= 0 && x <= std::numeric_limits<double>::max();
+}
 
 // Maximum of the ranks, but begin_ns: the earliest.
 struct StepTimes {

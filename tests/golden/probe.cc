@@ -99,8 +99,8 @@ class Golden {
 // The case's batch as a dataset of one document a sequence.
 absl::Status WriteDataset(const std::string& path,
                           const std::vector<int64_t>& ids,
-                          const std::vector<int64_t>& labels,
-                          int64_t sequences, int64_t length) {
+                          const std::vector<int64_t>& labels, int64_t sequences,
+                          int64_t length) {
   std::vector<int32_t> input_ids(ids.begin(), ids.end());
   std::vector<uint8_t> mask(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -117,11 +117,11 @@ absl::Status WriteDataset(const std::string& path,
       {"doc_offsets", model::DType::kI64, {sequences + 1}, 0, 0},
       {"input_ids", model::DType::kI32, {n}, 0, 0},
       {"loss_mask", model::DType::kU8, {n}, 0, 0}};
-  std::string file = model::EncodeSafetensorsHeader(
-      entries, {{"format", "slidedp-dataset"},
-                {"version", "1"},
-                {"layout", "documents"},
-                {"tokenizer_sha256", "none"}});
+  std::string file =
+      model::EncodeSafetensorsHeader(entries, {{"format", "slidedp-dataset"},
+                                               {"version", "1"},
+                                               {"layout", "documents"},
+                                               {"tokenizer_sha256", "none"}});
   auto append = [&file](const auto& values) {
     file.append(reinterpret_cast<const char*>(values.data()),
                 values.size() * sizeof(values[0]));
@@ -152,8 +152,7 @@ absl::StatusOr<nlohmann::json> Probe(const std::string& folder,
   options.apply_updates = false;
 
   std::vector<std::vector<float>> gradients;
-  options.hooks.on_gradient = [&](int unit, const float* data,
-                                  uint64_t count) {
+  options.hooks.on_gradient = [&](int unit, const float* data, uint64_t count) {
     if (gradients.size() <= static_cast<size_t>(unit)) {
       gradients.resize(unit + 1);
     }
@@ -176,9 +175,8 @@ absl::StatusOr<nlohmann::json> Probe(const std::string& folder,
   Error error;
   for (size_t u = 0; u < result.layout.units.size(); ++u) {
     for (const model::Tensor& tensor : result.layout.units[u].tensors) {
-      SDP_ASSIGN_OR_RETURN(
-          const auto reference,
-          golden.Floats(absl::StrCat("grad.", tensor.name)));
+      SDP_ASSIGN_OR_RETURN(const auto reference,
+                           golden.Floats(absl::StrCat("grad.", tensor.name)));
       error.Take(
           RelativeError(gradients.at(u).data() + tensor.offset, reference),
           tensor.name);

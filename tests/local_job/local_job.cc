@@ -47,9 +47,8 @@ absl::StatusOr<RankMappings> MapAsWorker(const hostd::HostState& state) {
     }
     SDP_ASSIGN_OR_RETURN(const UniqueFd fd, segment.WorkerFd());
     SDP_ASSIGN_OR_RETURN(
-        *mapping,
-        shm::Mapping::Map(fd.get(), segment.bytes(), access,
-                          shm::SegmentKindName(segment.kind())));
+        *mapping, shm::Mapping::Map(fd.get(), segment.bytes(), access,
+                                    shm::SegmentKindName(segment.kind())));
   }
   return mappings;
 }
@@ -68,10 +67,9 @@ absl::Status RunRank(const LocalJobOptions& options,
     const uint64_t bytes = collective::ExchangeBytes(plan.ranks, staging);
     for (int c = 0; c < policy::kCommunicators; ++c) {
       SDP_ASSIGN_OR_RETURN(
-          collectives[c],
-          collective::NewShmCollective(*device, maps.exchange.at<char>(c * bytes),
-                                       bytes, rank, plan.ranks, staging,
-                                       kDeadlineNs));
+          collectives[c], collective::NewShmCollective(
+                              *device, maps.exchange.at<char>(c * bytes), bytes,
+                              rank, plan.ranks, staging, kDeadlineNs));
     }
   }
   step::TrainerInputs inputs;
@@ -111,8 +109,8 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   LocalJobResult result;
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
   result.layout = model::MakeStateLayout(config);
-  SDP_ASSIGN_OR_RETURN(
-      auto state, hostd::HostState::Create("local", result.layout, result.plan));
+  SDP_ASSIGN_OR_RETURN(auto state, hostd::HostState::Create(
+                                       "local", result.layout, result.plan));
   SDP_ASSIGN_OR_RETURN(const model::TensorSource source,
                        model::OpenModelFolder(options.model));
   SDP_RETURN_IF_ERROR(hostd::LoadParameters(source, *state));

@@ -15,8 +15,8 @@
 namespace slidedp::testing {
 
 struct LocalJobOptions {
-  std::string model;  // folder
-  std::string data;   // dataset file
+  std::string model;        // folder
+  std::string data;         // dataset file
   policy::Problem problem;  // its config is filled in from `model`
   hostd::UpdateConfig update;
   uint64_t steps = 1;

@@ -80,11 +80,10 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& text) {
 absl::Status Generate(const Options& options) {
   SDP_ASSIGN_OR_RETURN(std::vector<int32_t> ids, ParseIds(options.prompt_ids));
   const size_t prompt = ids.size();
-  SDP_ASSIGN_OR_RETURN(
-      auto model,
-      Model::Load(options.model,
-                  static_cast<int64_t>(prompt) + options.max_new_tokens,
-                  options.threads));
+  SDP_ASSIGN_OR_RETURN(auto model, Model::Load(options.model,
+                                               static_cast<int64_t>(prompt) +
+                                                   options.max_new_tokens,
+                                               options.threads));
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {
     SDP_ASSIGN_OR_RETURN(const int32_t next, model->NextToken(ids));
     ids.push_back(next);
@@ -108,12 +107,13 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   auto common = [&options](CLI::App* command) {
     command->add_option("--model", options.model, "model folder")->required();
-    command->add_option("--threads", options.threads,
-                        "CPU threads (0: all cores)")
+    command
+        ->add_option("--threads", options.threads, "CPU threads (0: all cores)")
         ->check(CLI::Range(0, 1024));
   };
-  CLI::App* loss = app.add_subcommand("loss", "mean loss over the labels of a "
-                                              "dataset of slidedp-prepare");
+  CLI::App* loss = app.add_subcommand("loss",
+                                      "mean loss over the labels of a "
+                                      "dataset of slidedp-prepare");
   common(loss);
   loss->add_option("--data", options.data, "dataset file")->required();
   loss->add_option("--sequence-length", options.sequence_length, "tokens")

@@ -30,8 +30,7 @@ absl::Status ReadWeights(const model::TensorSource& source,
       bf16* out = planes + unit.plane_offset + tensor.offset;
       for (uint64_t at = 0; at < tensor.count; at += kPieceElements) {
         const uint64_t count = std::min(kPieceElements, tensor.count - at);
-        SDP_RETURN_IF_ERROR(
-            model::ReadAsFloat(ref, at, count, piece.data()));
+        SDP_RETURN_IF_ERROR(model::ReadAsFloat(ref, at, count, piece.data()));
         for (uint64_t i = 0; i < count; ++i) {
           out[at + i] = FloatToBf16Away(piece[i]);
         }
@@ -102,9 +101,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const std::string& folder,
 absl::StatusOr<void*> Model::Forward(const std::vector<int32_t>& ids) {
   const int64_t tokens = static_cast<int64_t>(ids.size());
   if (tokens < 1 || tokens > max_tokens_) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a sequence of ", tokens, " tokens; at least 1 and at most ",
-                     max_tokens_, " are possible"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a sequence of ", tokens, " tokens; at least 1 and at most ",
+        max_tokens_, " are possible"));
   }
   for (int32_t id : ids) {
     if (id < 0 || id >= config_.vocab) {
@@ -139,10 +138,9 @@ absl::Status Model::RunHead(void* hidden, int64_t rows, const int32_t* labels,
                                   nullptr);
   step::Head head(*ops_, config_, rows, head_chunk_tokens_, buffers_);
   const Role table = layout_.tied() ? Role::kEmbedding : Role::kHead;
-  return head.Run({weights.w(Role::kFinalNorm), weights.w(table), nullptr,
-                   nullptr},
-                  hidden, labels, 0.0f, loss_sum, nullptr, on_logits,
-                  *stream_);
+  return head.Run(
+      {weights.w(Role::kFinalNorm), weights.w(table), nullptr, nullptr}, hidden,
+      labels, 0.0f, loss_sum, nullptr, on_logits, *stream_);
 }
 
 absl::StatusOr<double> Model::LossSum(const std::vector<int32_t>& ids,
@@ -162,12 +160,12 @@ absl::StatusOr<int32_t> Model::NextToken(const std::vector<int32_t>& ids) {
                (ids.size() - 1) * config_.hidden * ops_->act_bytes();
   const int32_t no_label = -1;
   int32_t best = 0;
-  SDP_RETURN_IF_ERROR(RunHead(
-      last, 1, &no_label, buffers_.get<double>("scalars"),
-      [&best, this](int64_t, int64_t, const float* logits) {
-        best = static_cast<int32_t>(
-            std::max_element(logits, logits + config_.vocab) - logits);
-      }));
+  SDP_RETURN_IF_ERROR(
+      RunHead(last, 1, &no_label, buffers_.get<double>("scalars"),
+              [&best, this](int64_t, int64_t, const float* logits) {
+                best = static_cast<int32_t>(
+                    std::max_element(logits, logits + config_.vocab) - logits);
+              }));
   SDP_RETURN_IF_ERROR(device_->Synchronize(*stream_));
   return best;
 }

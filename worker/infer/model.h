@@ -37,8 +37,8 @@ class Model {
  private:
   // Hidden states after the last layer.
   absl::StatusOr<void*> Forward(const std::vector<int32_t>& ids);
-  using OnLogits = std::function<void(int64_t first_row, int64_t rows,
-                                      const float* logits)>;
+  using OnLogits =
+      std::function<void(int64_t first_row, int64_t rows, const float* logits)>;
   absl::Status RunHead(void* hidden, int64_t rows, const int32_t* labels,
                        double* loss_sum, const OnLogits& on_logits);
   const bf16* unit_data(int unit) const {

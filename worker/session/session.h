@@ -46,6 +46,9 @@ class Session {
   void Run();
 
  private:
+  // For the daemon to end a stream that we have closed.
+  static constexpr int64_t kFarewellNs = 5'000'000'000;
+
   // Main thread, one per message.
   absl::Status OnPropose(const v1::Propose& propose);
   absl::Status OnAttach(const v1::Attach& attach);

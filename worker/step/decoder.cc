@@ -89,29 +89,28 @@ absl::Status Decoder::Backward(int64_t layer, const UnitWeights& weights,
   SDP_RETURN_IF_ERROR(Activate(layer, weights, input, stream));
 
   // MLP. The residual path carries d_hidden on unchanged.
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-      activated_, d_hidden, tokens_, inner, h, weights.d(Role::kDown), nullptr,
-      stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
-      d_hidden, weights.w(Role::kDown), tokens_, inner, h, /*add=*/false,
-      d_activated_, stream));
+  SDP_RETURN_IF_ERROR(
+      ops_.LinearBackwardWeight(activated_, d_hidden, tokens_, inner, h,
+                                weights.d(Role::kDown), nullptr, stream));
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(d_hidden, weights.w(Role::kDown),
+                                               tokens_, inner, h, /*add=*/false,
+                                               d_activated_, stream));
   SDP_RETURN_IF_ERROR(ops_.SwiGluBackward(gate_up_, d_activated_, tokens_,
                                           inner, gate_up_, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(norm2_, gate_up_, tokens_, h,
-                                                2 * inner,
-                                                weights.d(Role::kGate),
-                                                nullptr, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
-      gate_up_, weights.w(Role::kGate), tokens_, h, 2 * inner, /*add=*/false,
-      d_norm_, stream));
+  SDP_RETURN_IF_ERROR(
+      ops_.LinearBackwardWeight(norm2_, gate_up_, tokens_, h, 2 * inner,
+                                weights.d(Role::kGate), nullptr, stream));
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up_, weights.w(Role::kGate),
+                                               tokens_, h, 2 * inner,
+                                               /*add=*/false, d_norm_, stream));
   SDP_RETURN_IF_ERROR(ops_.RmsNormBackward(
       middle_, weights.w(Role::kPostNorm), rstd2_, d_norm_, tokens_, h,
       /*add=*/true, d_hidden, weights.d(Role::kPostNorm), stream));
 
   // Attention.
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-      attention_, d_hidden, tokens_, config_.q_dim(), h, weights.d(Role::kO),
-      nullptr, stream));
+  SDP_RETURN_IF_ERROR(
+      ops_.LinearBackwardWeight(attention_, d_hidden, tokens_, config_.q_dim(),
+                                h, weights.d(Role::kO), nullptr, stream));
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
       d_hidden, weights.w(Role::kO), tokens_, config_.q_dim(), h,
       /*add=*/false, d_attention_, stream));
@@ -124,9 +123,9 @@ absl::Status Decoder::Backward(int64_t layer, const UnitWeights& weights,
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
       norm1_, d_qkv_, tokens_, h, config_.qkv_dim(), weights.d(Role::kQ),
       weights.d(Role::kQBias), stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
-      d_qkv_, weights.w(Role::kQ), tokens_, h, config_.qkv_dim(),
-      /*add=*/false, d_norm_, stream));
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(d_qkv_, weights.w(Role::kQ),
+                                               tokens_, h, config_.qkv_dim(),
+                                               /*add=*/false, d_norm_, stream));
   return ops_.RmsNormBackward(input, weights.w(Role::kInputNorm), rstd1_,
                               d_norm_, tokens_, h, /*add=*/true, d_hidden,
                               weights.d(Role::kInputNorm), stream);

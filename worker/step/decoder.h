@@ -1,5 +1,5 @@
-// One decoder layer over one micro-batch, forward and backward, from the layer's
-// input alone (full-layer recompute). Formulas: models.md section 1.
+// One decoder layer over one micro-batch, forward and backward, from the
+// layer's input alone (full-layer recompute). Formulas: models.md section 1.
 #pragma once
 
 #include <cstdint>

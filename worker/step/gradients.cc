@@ -151,9 +151,9 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   for (; next_chunk_ < chunks.size() && chunks[next_chunk_].unit == unit;
        ++next_chunk_) {
     const policy::GradChunk& chunk = chunks[next_chunk_];
-    SDP_CHECK(chunk.begin >= share.begin &&
-                  chunk.begin + chunk.count <= share.end,
-              "gradient schedule and route disagree");
+    SDP_CHECK(
+        chunk.begin >= share.begin && chunk.begin + chunk.count <= share.end,
+        "gradient schedule and route disagree");
     const uint64_t number = step * chunks.size() + next_chunk_;
     if (number >= slots) {
       SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.grad_free(in_.rank),

@@ -24,16 +24,15 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
   const int64_t h = config_.hidden;
   const int64_t vocab = config_.vocab;
   const size_t row_bytes = h * ops_.act_bytes();
-  SDP_RETURN_IF_ERROR(ops_.RmsNormForward(input, weights.norm, tokens_, h,
-                                          config_.rms_eps, norm_, rstd_,
-                                          stream));
+  SDP_RETURN_IF_ERROR(ops_.RmsNormForward(
+      input, weights.norm, tokens_, h, config_.rms_eps, norm_, rstd_, stream));
   for (int64_t first = 0; first < tokens_; first += chunk_tokens_) {
     const int64_t rows = std::min(chunk_tokens_, tokens_ - first);
     void* normed = static_cast<char*>(norm_) + first * row_bytes;
     void* d_normed = static_cast<char*>(d_norm_) + first * row_bytes;
-    SDP_RETURN_IF_ERROR(ops_.LinearForward(normed, weights.table, nullptr,
-                                           rows, h, vocab, /*add=*/false,
-                                           logits_, stream));
+    SDP_RETURN_IF_ERROR(ops_.LinearForward(normed, weights.table, nullptr, rows,
+                                           h, vocab, /*add=*/false, logits_,
+                                           stream));
     if (on_logits) {
       SDP_RETURN_IF_ERROR(device::EnqueueOnCpu(
           stream, [on_logits, first, rows, logits = logits_] {
@@ -47,9 +46,8 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(logits_, weights.table, rows,
                                                  h, vocab, /*add=*/false,
                                                  d_normed, stream));
-    SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(normed, logits_, rows, h,
-                                                  vocab, weights.d_table,
-                                                  nullptr, stream));
+    SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
+        normed, logits_, rows, h, vocab, weights.d_table, nullptr, stream));
   }
   if (d_input == nullptr) return absl::OkStatus();
   return ops_.RmsNormBackward(input, weights.norm, rstd_, d_norm_, tokens_, h,

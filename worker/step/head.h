@@ -23,8 +23,8 @@ class Head {
     float* d_table;
   };
   // Called in stream order with each chunk of logits (CPU device).
-  using OnLogits = std::function<void(int64_t first_row, int64_t rows,
-                                      const float* logits)>;
+  using OnLogits =
+      std::function<void(int64_t first_row, int64_t rows, const float* logits)>;
 
   Head(ops::Ops& ops, const model::ModelConfig& config, int64_t tokens,
        int64_t chunk_tokens, const Buffers& buffers);

@@ -7,8 +7,7 @@
 
 namespace slidedp::step {
 
-absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device,
-                                            int spans) {
+absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device, int spans) {
   LaneTimes times(device);
   for (auto& step : times.lanes_) {
     for (LaneSpans& lane : step) {

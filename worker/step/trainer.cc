@@ -133,9 +133,8 @@ absl::Status TrainerImpl::Init() {
   SDP_RETURN_IF_ERROR(Register(*in_.grads, /*read_only=*/false));
   SDP_RETURN_IF_ERROR(Register(*in_.reports, /*read_only=*/false));
   SDP_ASSIGN_OR_RETURN(
-      buffers_, Buffers::Allocate(*in_.device,
-                                  policy::DeviceBuffers(config, *in_.layout,
-                                                        plan)));
+      buffers_, Buffers::Allocate(*in_.device, policy::DeviceBuffers(
+                                                   config, *in_.layout, plan)));
   inputs_ = buffers_.get<void>("inputs");
   d_hidden_ = buffers_.get<void>("d_hidden");
   hidden_bytes_ =
@@ -149,10 +148,9 @@ absl::Status TrainerImpl::Init() {
       LaneTimes::Create(*in_.device, static_cast<int>(2 * config.layers + 3)));
   times_ = std::make_unique<LaneTimes>(std::move(times));
   SDP_ASSIGN_OR_RETURN(
-      Window window,
-      Window::Create({in_.device, in_.param_collective, in_.layout, in_.plan,
-                      in_.rank, in_.params, versions, &buffers_,
-                      times_.get()}));
+      Window window, Window::Create({in_.device, in_.param_collective,
+                                     in_.layout, in_.plan, in_.rank, in_.params,
+                                     versions, &buffers_, times_.get()}));
   window_ = std::make_unique<Window>(std::move(window));
   SDP_ASSIGN_OR_RETURN(
       Gradients gradients,
@@ -173,10 +171,9 @@ absl::Status TrainerImpl::Init() {
   }
   SDP_ASSIGN_OR_RETURN(embedded_, in_.device->NewEvent());
   const std::vector<float> frequencies = model::RopeInverseFrequencies(config);
-  SDP_RETURN_IF_ERROR(in_.device->Copy(buffers_.get<void>("rope"),
-                                       frequencies.data(),
-                                       frequencies.size() * sizeof(float),
-                                       *compute_));
+  SDP_RETURN_IF_ERROR(
+      in_.device->Copy(buffers_.get<void>("rope"), frequencies.data(),
+                       frequencies.size() * sizeof(float), *compute_));
   return in_.device->Synchronize(*compute_);
 }
 
@@ -242,10 +239,10 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
   StepTokens result;
   result.ids = device;
   result.labels = device + tokens;
-  result.scale = batch_.valid_tokens == 0
-                     ? 0.0f
-                     : static_cast<float>(
-                           1.0 / static_cast<double>(batch_.valid_tokens));
+  result.scale =
+      batch_.valid_tokens == 0
+          ? 0.0f
+          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
   result.loss_sum = buffers_.get<double>("scalars") + parity;
 
   shm::StepReport& report = reports_.step(in_.rank, step);
@@ -253,9 +250,8 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
   report.begin_ns = MonotonicNs();
   report.begun.value.store(step + 1, std::memory_order_release);
 
-  SDP_RETURN_IF_ERROR(in_.device->Copy(device, host,
-                                       2 * tokens * sizeof(int32_t),
-                                       *compute_));
+  SDP_RETURN_IF_ERROR(
+      in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
   SDP_RETURN_IF_ERROR(
       in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
   return result;
@@ -309,8 +305,7 @@ absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
   SDP_ASSIGN_OR_RETURN(float* gradient,
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
-  const Role table =
-      in_.layout->tied() ? Role::kEmbedding : Role::kHead;
+  const Role table = in_.layout->tied() ? Role::kEmbedding : Role::kHead;
   const Head::Weights head = {weights.w(Role::kFinalNorm), weights.w(table),
                               weights.d(Role::kFinalNorm), weights.d(table)};
   const int64_t rows = in_.plan->micro_batch_tokens();
@@ -321,10 +316,9 @@ absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
         hooks_.on_logits(mb, first, count, data);
       };
     }
-    SDP_RETURN_IF_ERROR(head_->Run(head, Input(in_.config->layers, mb),
-                                   tokens.labels + mb * rows, tokens.scale,
-                                   tokens.loss_sum, DHidden(mb), on_logits,
-                                   *compute_));
+    SDP_RETURN_IF_ERROR(head_->Run(
+        head, Input(in_.config->layers, mb), tokens.labels + mb * rows,
+        tokens.scale, tokens.loss_sum, DHidden(mb), on_logits, *compute_));
   }
   SDP_RETURN_IF_ERROR(
       gradients_->DrainLoss(tokens.loss_sum, visit.step, *compute_));
@@ -369,9 +363,7 @@ absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
 absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
   if (hooks_.on_gradient) {
     SDP_RETURN_IF_ERROR(device::EnqueueOnCpu(
-        *compute_,
-        [this, u,
-         gradient = gradients_->accumulator(u)] {
+        *compute_, [this, u, gradient = gradients_->accumulator(u)] {
           hooks_.on_gradient(u, gradient, unit(u).count);
           return absl::OkStatus();
         }));

@@ -61,11 +61,10 @@ absl::Status Window::Advance(std::span<const Visit> upcoming) {
     for (Slot& slot : SlotsFor(upcoming[i].unit)) {
       const bool wanted_sooner =
           slot.held ||
-          std::any_of(upcoming.begin(), upcoming.begin() + i,
-                      [&](const Visit& visit) {
-                        return slot.unit == visit.unit &&
-                               slot.step == visit.step;
-                      });
+          std::any_of(
+              upcoming.begin(), upcoming.begin() + i, [&](const Visit& visit) {
+                return slot.unit == visit.unit && slot.step == visit.step;
+              });
       if (!wanted_sooner &&
           (taken == nullptr || slot.released < taken->released)) {
         taken = &slot;
@@ -104,8 +103,8 @@ absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
                                     count * sizeof(bf16), *stream_));
   }
   if (sharded) {
-    SDP_RETURN_IF_ERROR(in_.collective->AllGather(
-        slot.data, shard * sizeof(bf16), *stream_));
+    SDP_RETURN_IF_ERROR(
+        in_.collective->AllGather(slot.data, shard * sizeof(bf16), *stream_));
   }
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliver, visit.step, *stream_));
   return device.Record(*slot.ready, *stream_);

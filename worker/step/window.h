@@ -3,8 +3,8 @@
 // units share `window_slots`.
 //
 // A delivery waits in the deliver stream for the unit's version word, then for
-// the slot's last user, and copies the unit whole or, on the sharded route, this
-// rank's shard followed by an all-gather. Nothing here blocks the host.
+// the slot's last user, and copies the unit whole or, on the sharded route,
+// this rank's shard followed by an all-gather. Nothing here blocks the host.
 #pragma once
 
 #include <cstdint>
@@ -46,9 +46,9 @@ class Window {
   };
   static absl::StatusOr<Window> Create(const Inputs& inputs);
 
-  // Begins the deliveries of upcoming[0], [1], ... as far as slots allow: a slot
-  // is taken only if its unit is not among the visits before the one served.
-  // upcoming[0] must be servable.
+  // Begins the deliveries of upcoming[0], [1], ... as far as slots allow: a
+  // slot is taken only if its unit is not among the visits before the one
+  // served. upcoming[0] must be servable.
   absl::Status Advance(std::span<const Visit> upcoming);
   // The unit's elements; `compute` waits until they are there. Advance must
   // have begun their delivery.
@@ -63,8 +63,8 @@ class Window {
     bf16* data = nullptr;
     int unit = -1;
     uint64_t step = 0;
-    bool held = false;       // used, not yet released
-    uint64_t released = 0;   // order of releases; lower is older
+    bool held = false;      // used, not yet released
+    uint64_t released = 0;  // order of releases; lower is older
     std::unique_ptr<device::Event> ready, free;
   };
 

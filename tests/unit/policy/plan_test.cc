@@ -98,9 +98,9 @@ TEST_P(GradScheduleTest, RingsDoNotOverlap) {
       end = schedule.ring_offset_bytes[r] +
             schedule.slots[r] * schedule.chunk_elements * 2;
       for (uint64_t n = 0; n < 2 * schedule.chunks[r].size(); ++n) {
-        EXPECT_LE(schedule.slot_offset_bytes(r, n) +
-                      schedule.chunk_elements * 2,
-                  end);
+        EXPECT_LE(
+            schedule.slot_offset_bytes(r, n) + schedule.chunk_elements * 2,
+            end);
       }
     }
     EXPECT_LE(end, schedule.grads_bytes);
@@ -157,9 +157,8 @@ TEST(DeviceBuffersTest, NamesAreUniqueAndSizesWholePages) {
     Problem problem = TinyProblem(ranks);
     ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
     std::set<std::string> names;
-    for (const NamedBytes& b :
-         DeviceBuffers(problem.config, model::MakeStateLayout(problem.config),
-                       plan)) {
+    for (const NamedBytes& b : DeviceBuffers(
+             problem.config, model::MakeStateLayout(problem.config), plan)) {
       EXPECT_TRUE(names.insert(b.name).second) << b.name;
       EXPECT_EQ(b.bytes % kPageBytes, 0u) << b.name;
       EXPECT_GT(b.bytes, 0u) << b.name;
@@ -196,7 +195,8 @@ TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
           {[](Problem& p) { p.batch_size = -1; }, "batch_size = -1"},
           {[](Problem& p) { p.micro_batch_size = int64_t{1} << 40; },
            "micro_batch_size"},
-          {[](Problem& p) { p.d2h_chunk_bytes = 100; }, "d2h_chunk_bytes = 100"},
+          {[](Problem& p) { p.d2h_chunk_bytes = 100; },
+           "d2h_chunk_bytes = 100"},
           {[](Problem& p) { p.h2d_chunk_bytes = 2 * kGiB; }, "h2d_chunk_bytes"},
           {[](Problem& p) { p.window_slots = 5000; }, "window_slots"},
           {[](Problem& p) { p.ring_chunks = 1 << 20; }, "ring_chunks"},

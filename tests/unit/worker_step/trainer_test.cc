@@ -21,8 +21,9 @@ using testing::RunLocalJob;
 constexpr double kLr = 1e-3;
 // A gradient element that another summation order moves across a BF16 rounding
 // boundary changes by 2^-8 of its value; Adam turns that into at most about
-// 2^-8 of lr a step. Five steps: 2e-5. Elements whose gradient is rounding noise
-// may move by up to lr; there are none in these models (eps is far below).
+// 2^-8 of lr a step. Five steps: 2e-5. Elements whose gradient is rounding
+// noise may move by up to lr; there are none in these models (eps is far
+// below).
 constexpr double kMasterBound = 2e-5;
 constexpr double kLossBound = 2e-5;  // relative
 
@@ -195,9 +196,9 @@ TEST_P(RouteTest, RoutesStayWithinTheBoundOfOneRank) {
       options.problem.d2h_chunk_bytes = 1280;
       ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
       SCOPED_TRACE(absl::StrCat("tied ", tied, " eager ", eager));
-      const bool rounded = c.ranks > 1 &&
-                           (c.grads == policy::GradRoute::kCpu ||
-                            c.reduce == policy::ReduceDType::kBf16);
+      const bool rounded =
+          c.ranks > 1 && (c.grads == policy::GradRoute::kCpu ||
+                          c.reduce == policy::ReduceDType::kBf16);
       if (!rounded) {
         ExpectNear(reference, result, kMasterBound, kLossBound);
         continue;
@@ -235,13 +236,14 @@ std::vector<RouteCase> AllRoutes() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RouteTest, ::testing::ValuesIn(AllRoutes()),
-    [](const ::testing::TestParamInfo<RouteCase>& info) {
-      return absl::StrCat(info.param.ranks, "_", policy::Name(info.param.params),
-                          "_", policy::Name(info.param.grads), "_",
-                          policy::Name(info.param.reduce));
-    });
+INSTANTIATE_TEST_SUITE_P(All, RouteTest, ::testing::ValuesIn(AllRoutes()),
+                         [](const ::testing::TestParamInfo<RouteCase>& info) {
+                           return absl::StrCat(
+                               info.param.ranks, "_",
+                               policy::Name(info.param.params), "_",
+                               policy::Name(info.param.grads), "_",
+                               policy::Name(info.param.reduce));
+                         });
 
 }  // namespace
 }  // namespace slidedp::step
