@@ -70,8 +70,8 @@ cudaError_t LaunchCastToBf16(const float* x, int64_t count, bf16* out,
                              cudaStream_t stream) {
   const bool vector = IsVector(1, count, {x, out});
   const int64_t groups = vector ? CeilDiv(count, kWidth) : count;
-  const auto blocks = static_cast<unsigned>(
-      std::min(CeilDiv(groups, kThreads), kMaxBlocks));
+  const auto blocks =
+      static_cast<unsigned>(std::min(CeilDiv(groups, kThreads), kMaxBlocks));
   if (vector) {
     Cast<kWidth><<<blocks, kThreads, 0, stream>>>(x, count, out);
   } else {

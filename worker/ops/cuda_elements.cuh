@@ -3,7 +3,7 @@
 // fixed by its size.
 #pragma once
 
-#include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,7 +24,9 @@ inline __device__ T Round(float x) {
   if constexpr (sizeof(T) == sizeof(float)) {
     return x;
   } else {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+    bf16 rounded;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+    return rounded;
   }
 }
 // x as an activation holds it.

@@ -54,17 +54,16 @@ template <typename T>
 cudaError_t LaunchQkNormRopeForward(const T* qkv, const bf16* q_norm,
                                     const bf16* k_norm, float eps,
                                     const float* inverse_frequencies,
-                                    const RopeShape& shape, T* out,
-                                    float* rstd, cudaStream_t stream);
+                                    const RopeShape& shape, T* out, float* rstd,
+                                    cudaStream_t stream);
 // partial: GradientParts(tokens) * 2 * head_dim floats; unused without norms.
 template <typename T>
 cudaError_t LaunchQkNormRopeBackward(const T* qkv, const bf16* q_norm,
                                      const bf16* k_norm,
                                      const float* inverse_frequencies,
-                                     const RopeShape& shape,
-                                     const float* rstd, float* partial,
-                                     T* d_qkv, float* d_q_norm, float* d_k_norm,
-                                     cudaStream_t stream);
+                                     const RopeShape& shape, const float* rstd,
+                                     float* partial, T* d_qkv, float* d_q_norm,
+                                     float* d_k_norm, cudaStream_t stream);
 
 template <typename T>
 cudaError_t LaunchSwiGluForward(const T* gate_up, int64_t tokens, int64_t inner,

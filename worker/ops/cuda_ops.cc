@@ -29,6 +29,7 @@ void CudaOps::EndWarmUp() {
   linear_->set_mode(PlanMode::kFrozen);
   attention_->set_mode(PlanMode::kFrozen);
   workspace_.Freeze();
+  norm_scratch_.Freeze();
 }
 
 absl::Status CudaOps::LinearForward(ConstAct x, const bf16* w, const bf16* bias,

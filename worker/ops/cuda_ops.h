@@ -1,12 +1,13 @@
 // Ops on a CUDA device. Linear and attention have state of their own
-// (linear_cuda.h, attention_cuda.h); every other op is a kernel in the file
-// named after it, launched on device::UseCudaStream(stream).
+// (linear_cuda.h, attention_cuda.h); every other op is kernels in the file
+// named after it, behind cuda_kernels.h.
 //
 // Warm-up: between BeginWarmUp and EndWarmUp every op is called once with each
 // shape, and on the very buffers, that steps will use. Algorithms are then
 // timed, workspace allocated and kernels loaded; outputs are undefined. After
-// EndWarmUp linear and attention refuse what they did not see. Without a
-// warm-up the library's first choices are taken as shapes come.
+// EndWarmUp linear and attention refuse what they did not see, and any op that
+// needs more workspace than was seen. Without a warm-up the library's first
+// choices are taken, and workspace allocated, as shapes come.
 //
 // Thread-compatible.
 #pragma once
@@ -40,8 +41,10 @@ class CudaOps : public Ops {
 
   void BeginWarmUp();
   void EndWarmUp();
-  // Of linear and attention, together; final after EndWarmUp.
-  size_t workspace_bytes() const { return workspace_.bytes(); }
+  // Of all ops together; final after EndWarmUp.
+  size_t workspace_bytes() const {
+    return workspace_.bytes() + norm_scratch_.bytes();
+  }
 
   ActDType activation_dtype() const override { return options_.activation; }
 
@@ -102,12 +105,16 @@ class CudaOps : public Ops {
       : device_(device),
         options_(options),
         properties_(properties),
-        workspace_(device) {}
+        workspace_(device),
+        norm_scratch_(device) {}
 
   device::Device& device_;
   const CudaOpsOptions options_;
   const device::CudaProperties properties_;
   CudaWorkspace workspace_;
+  // Of SquaredNorm alone. It runs beside the other ops, on a stream whose word
+  // waits must not hold up theirs through a common piece of memory.
+  CudaWorkspace norm_scratch_;
   std::unique_ptr<CudaLinear> linear_;
   std::unique_ptr<CudaAttention> attention_;
 };

@@ -141,8 +141,9 @@ cudaError_t LaunchEmbeddingForward(const int32_t* ids, const bf16* table,
                                    cudaStream_t stream) {
   constexpr int kN = kVector<T>;
   if (IsVector(kN, hidden, {table, out})) {
-    Gather<T, kN><<<RowGrid(tokens, hidden / kN, kThreads), kThreads, 0,
-                    stream>>>(ids, table, tokens, hidden, out);
+    Gather<T, kN>
+        <<<RowGrid(tokens, hidden / kN, kThreads), kThreads, 0, stream>>>(
+            ids, table, tokens, hidden, out);
   } else {
     Gather<T, 1><<<RowGrid(tokens, hidden, kThreads), kThreads, 0, stream>>>(
         ids, table, tokens, hidden, out);
@@ -180,9 +181,9 @@ cudaError_t LaunchEmbeddingBackward(const int32_t* ids, const T* d_out,
   }
   constexpr int kN = kVector<T>;
   if (IsVector(kN, hidden, {d_out, d_table})) {
-    AddRows<T, kN><<<RowGrid(tokens, hidden / kN, kThreads), kThreads, 0,
-                     stream>>>(ids, positions, d_out, tokens, hidden, vocab,
-                               d_table);
+    AddRows<T, kN>
+        <<<RowGrid(tokens, hidden / kN, kThreads), kThreads, 0, stream>>>(
+            ids, positions, d_out, tokens, hidden, vocab, d_table);
   } else {
     AddRows<T, 1><<<RowGrid(tokens, hidden, kThreads), kThreads, 0, stream>>>(
         ids, positions, d_out, tokens, hidden, vocab, d_table);

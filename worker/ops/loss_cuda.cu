@@ -94,11 +94,11 @@ cudaError_t LaunchCrossEntropy(T* logits, const int32_t* labels, int64_t rows,
                                double* loss_sum, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(rows);
   if (IsVector(kVector<T>, vocab, {logits})) {
-    Rows<T, kVector<T>><<<blocks, kThreads, 0, stream>>>(logits, labels, vocab,
-                                                         scale, losses);
+    Rows<T, kVector<T>>
+        <<<blocks, kThreads, 0, stream>>>(logits, labels, vocab, scale, losses);
   } else {
-    Rows<T, 1><<<blocks, kThreads, 0, stream>>>(logits, labels, vocab, scale,
-                                                losses);
+    Rows<T, 1>
+        <<<blocks, kThreads, 0, stream>>>(logits, labels, vocab, scale, losses);
   }
   AddLosses<<<1, kThreads, 0, stream>>>(losses, rows, loss_sum);
   return cudaGetLastError();

@@ -98,9 +98,9 @@ cudaError_t RunBackward(const T* x, const bf16* w, const float* rstd,
       &Backward<T, N>, cudaFuncAttributeMaxDynamicSharedMemorySize,
       static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
-  Backward<T, N><<<static_cast<unsigned>(GradientParts(tokens)), kThreads,
-                   bytes, stream>>>(x, w, rstd, d_out, tokens, hidden, add,
-                                    partial, d_x);
+  Backward<T, N>
+      <<<static_cast<unsigned>(GradientParts(tokens)), kThreads, bytes,
+         stream>>>(x, w, rstd, d_out, tokens, hidden, add, partial, d_x);
   return cudaGetLastError();
 }
 

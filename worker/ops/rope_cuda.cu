@@ -26,7 +26,9 @@ __device__ void Angles(const Geometry& g, int64_t token,
                        const float* inverse_frequencies, float* angles) {
   const auto position = static_cast<float>(token % g.sequence);
   for (int i = threadIdx.x; i < g.half; i += kThreads) {
-    sincosf(position * inverse_frequencies[i], angles + g.half + i, angles + i);
+    // The product is rounded, never fused: far angles depend on it.
+    sincosf(__fmul_rn(position, inverse_frequencies[i]), angles + g.half + i,
+            angles + i);
   }
 }
 
@@ -202,8 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // With vectors of `n` if the shape allows it, for which lanes is not 32 / n.
-Geometry MakeGeometry(const RopeShape& s, bool aligned, int n,
-                      bool* vector) {
+Geometry MakeGeometry(const RopeShape& s, bool aligned, int n, bool* vector) {
   Geometry g;
   g.tokens = s.tokens;
   g.sequence = s.sequence;
@@ -213,8 +214,8 @@ Geometry MakeGeometry(const RopeShape& s, bool aligned, int n,
   g.d = static_cast<int>(s.head_dim);
   g.half = g.d / 2;
   const int lanes = g.half / n;
-  *vector = aligned && g.half % n == 0 && lanes <= 32 &&
-            (lanes & (lanes - 1)) == 0;
+  *vector =
+      aligned && g.half % n == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
   g.lanes = *vector ? lanes : 32;
   return g;
 }
@@ -225,8 +226,8 @@ template <typename T>
 cudaError_t LaunchQkNormRopeForward(const T* qkv, const bf16* q_norm,
                                     const bf16* k_norm, float eps,
                                     const float* inverse_frequencies,
-                                    const RopeShape& shape, T* out,
-                                    float* rstd, cudaStream_t stream) {
+                                    const RopeShape& shape, T* out, float* rstd,
+                                    cudaStream_t stream) {
   constexpr int kN = kVector<T>;
   bool vector = false;
   const Geometry g = MakeGeometry(
@@ -247,10 +248,9 @@ template <typename T>
 cudaError_t LaunchQkNormRopeBackward(const T* qkv, const bf16* q_norm,
                                      const bf16* k_norm,
                                      const float* inverse_frequencies,
-                                     const RopeShape& shape,
-                                     const float* rstd, float* partial,
-                                     T* d_qkv, float* d_q_norm, float* d_k_norm,
-                                     cudaStream_t stream) {
+                                     const RopeShape& shape, const float* rstd,
+                                     float* partial, T* d_qkv, float* d_q_norm,
+                                     float* d_k_norm, cudaStream_t stream) {
   constexpr int kN = kVector<T>;
   bool vector = false;
   const Geometry g = MakeGeometry(
@@ -270,33 +270,32 @@ cudaError_t LaunchQkNormRopeBackward(const T* qkv, const bf16* q_norm,
   }
   cudaError_t error = cudaGetLastError();
   if (error == cudaSuccess && q_norm != nullptr) {
-    error =
-        LaunchAddPartials(partial, parts, 2 * g.d, g.d, d_q_norm, stream);
+    error = LaunchAddPartials(partial, parts, 2 * g.d, g.d, d_q_norm, stream);
   }
   if (error == cudaSuccess && k_norm != nullptr) {
-    error = LaunchAddPartials(partial + g.d, parts, 2 * g.d, g.d, d_k_norm,
-                              stream);
+    error =
+        LaunchAddPartials(partial + g.d, parts, 2 * g.d, g.d, d_k_norm, stream);
   }
   return error;
 }
 
 template cudaError_t LaunchQkNormRopeForward(const float*, const bf16*,
                                              const bf16*, float, const float*,
-                                             const RopeShape&, float*,
-                                             float*, cudaStream_t);
+                                             const RopeShape&, float*, float*,
+                                             cudaStream_t);
 template cudaError_t LaunchQkNormRopeForward(const bf16*, const bf16*,
                                              const bf16*, float, const float*,
-                                             const RopeShape&, bf16*,
-                                             float*, cudaStream_t);
+                                             const RopeShape&, bf16*, float*,
+                                             cudaStream_t);
 template cudaError_t LaunchQkNormRopeBackward(const float*, const bf16*,
                                               const bf16*, const float*,
-                                              const RopeShape&,
-                                              const float*, float*, float*,
-                                              float*, float*, cudaStream_t);
+                                              const RopeShape&, const float*,
+                                              float*, float*, float*, float*,
+                                              cudaStream_t);
 template cudaError_t LaunchQkNormRopeBackward(const bf16*, const bf16*,
                                               const bf16*, const float*,
-                                              const RopeShape&,
-                                              const float*, float*, bf16*,
-                                              float*, float*, cudaStream_t);
+                                              const RopeShape&, const float*,
+                                              float*, bf16*, float*, float*,
+                                              cudaStream_t);
 
 }  // namespace slidedp::ops

@@ -62,8 +62,9 @@ cudaError_t LaunchSwiGluForward(const T* gate_up, int64_t tokens, int64_t inner,
                                 T* out, cudaStream_t stream) {
   constexpr int kN = kVector<T>;
   if (IsVector(kN, inner, {gate_up, out})) {
-    Forward<T, kN><<<RowGrid(tokens, inner / kN, kThreads), kThreads, 0,
-                     stream>>>(gate_up, tokens, inner, out);
+    Forward<T, kN>
+        <<<RowGrid(tokens, inner / kN, kThreads), kThreads, 0, stream>>>(
+            gate_up, tokens, inner, out);
   } else {
     Forward<T, 1><<<RowGrid(tokens, inner, kThreads), kThreads, 0, stream>>>(
         gate_up, tokens, inner, out);
@@ -77,8 +78,9 @@ cudaError_t LaunchSwiGluBackward(const T* gate_up, const T* d_out,
                                  cudaStream_t stream) {
   constexpr int kN = kVector<T>;
   if (IsVector(kN, inner, {gate_up, d_out, d_gate_up})) {
-    Backward<T, kN><<<RowGrid(tokens, inner / kN, kThreads), kThreads, 0,
-                      stream>>>(gate_up, d_out, tokens, inner, d_gate_up);
+    Backward<T, kN>
+        <<<RowGrid(tokens, inner / kN, kThreads), kThreads, 0, stream>>>(
+            gate_up, d_out, tokens, inner, d_gate_up);
   } else {
     Backward<T, 1><<<RowGrid(tokens, inner, kThreads), kThreads, 0, stream>>>(
         gate_up, d_out, tokens, inner, d_gate_up);
