@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Ops>> NewAcceleratorOps(
 absl::Status WarmUpAcceleratorOps(
     Ops& ops, const std::function<absl::Status()>& rehearsal);
 
-// Device memory that linear and attention share; final after the warm-up.
+// Device memory that the ops share; final after the warm-up.
 size_t AcceleratorOpsWorkspaceBytes(const Ops& ops);
 
 }  // namespace slidedp::ops

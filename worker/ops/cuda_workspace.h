@@ -1,4 +1,4 @@
-// Device memory that GEMM and attention use within one call, one piece for all
+// Device memory that ops use within one call, one piece for all
 // of them. It grows while shapes are planned and is fixed from Freeze on.
 // Streams take turns: a call on another stream waits for the last one.
 // Thread-compatible.
