@@ -53,16 +53,14 @@ class Ops {
 
   // out = x * rstd * w, rstd[t] = 1 / sqrt(mean(x[t]^2) + eps).
   // x, out [tokens, hidden]; w [hidden]; rstd [tokens] float32.
-  virtual absl::Status RmsNormForward(ConstAct x, const bf16* w,
-                                      int64_t tokens, int64_t hidden,
-                                      double eps, Act out, float* rstd,
-                                      Stream& stream) = 0;
+  virtual absl::Status RmsNormForward(ConstAct x, const bf16* w, int64_t tokens,
+                                      int64_t hidden, double eps, Act out,
+                                      float* rstd, Stream& stream) = 0;
   // d_x (+)= gradient; d_w += gradient. `add`: d_x is added to, else written.
   virtual absl::Status RmsNormBackward(ConstAct x, const bf16* w,
                                        const float* rstd, ConstAct d_out,
-                                       int64_t tokens, int64_t hidden,
-                                       bool add, Act d_x, float* d_w,
-                                       Stream& stream) = 0;
+                                       int64_t tokens, int64_t hidden, bool add,
+                                       Act d_x, float* d_w, Stream& stream) = 0;
 
   // y (+)= x w^T (+ bias). x [tokens, in], w [out, in], y [tokens, out];
   // bias [out] or null.
@@ -108,8 +106,8 @@ class Ops {
   // d_qkv [tokens, qkv_dim] is written.
   virtual absl::Status AttentionBackward(ConstAct qkv, ConstAct out,
                                          const float* lse, ConstAct d_out,
-                                         const AttentionShape& shape,
-                                         Act d_qkv, Stream& stream) = 0;
+                                         const AttentionShape& shape, Act d_qkv,
+                                         Stream& stream) = 0;
 
   // gate_up [tokens, 2 * inner]: gate first. out [tokens, inner] =
   // silu(gate) * up.
