@@ -1,9 +1,11 @@
 #include "tests/local_job/local_job.h"
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "common/base/fd.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
@@ -118,7 +120,9 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
       const data::Dataset dataset,
       data::Dataset::Open(options.data, problem.sequence_length, config.vocab));
 
-  absl::Mutex mutex;
+  // The standard library's: the thread sanitizer does not see into absl's.
+  std::mutex mutex;
+  std::condition_variable changed;
   absl::Status failure;
   std::vector<hostd::StepResult> steps;
   std::unique_ptr<hostd::UpdateEngine> engine;
@@ -126,12 +130,14 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
     engine = hostd::UpdateEngine::Start(
         *state, options.update,
         [&](const hostd::StepResult& step) {
-          absl::MutexLock lock(&mutex);
+          std::lock_guard<std::mutex> lock(mutex);
           steps.push_back(step);
+          changed.notify_all();
         },
         [&](const absl::Status& status) {
-          absl::MutexLock lock(&mutex);
+          std::lock_guard<std::mutex> lock(mutex);
           failure.Update(status);
+          changed.notify_all();
         });
   }
   std::vector<absl::Status> rank_status(result.plan.ranks);
@@ -145,9 +151,12 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   }
   for (const absl::Status& status : rank_status) SDP_RETURN_IF_ERROR(status);
   if (engine != nullptr) {
-    auto over = [&] { return steps.size() >= options.steps || !failure.ok(); };
-    mutex.LockWhenWithTimeout(absl::Condition(&over), absl::Seconds(60));
-    mutex.Unlock();
+    {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait_for(lock, std::chrono::seconds(60), [&] {
+        return steps.size() >= options.steps || !failure.ok();
+      });
+    }
     engine->Stop();
     SDP_RETURN_IF_ERROR(failure);
     if (steps.size() != options.steps) {
