@@ -132,7 +132,7 @@ TEST_F(JobRunTest, SilentRankLosesItsLease) {
   Tick(static_cast<int64_t>(config_.lease_s) - 5);
   EXPECT_EQ(Info(job).state(), v1::CONFIGURING);
   Tick(static_cast<int64_t>(config_.lease_s) + 1);
-  EXPECT_THAT(AwaitEnd(job).reason(), HasSubstr("has said nothing for 20 s"));
+  EXPECT_THAT(AwaitEnd(job).reason(), HasSubstr("has said nothing for 10 s"));
   Finish();
 }
 
