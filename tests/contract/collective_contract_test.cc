@@ -84,7 +84,9 @@ absl::StatusOr<device::Buffer> OnDevice(RankContext& rank,
                        rank.device.Allocate("data", contents.size(),
                                             device::Memory::kPinnedHost));
   if (!contents.empty()) {
-    std::memcpy(buffer.data(), contents.data(), contents.size());
+    if (!contents.empty()) {
+      std::memcpy(buffer.data(), contents.data(), contents.size());
+    }
   }
   return buffer;
 }

@@ -55,7 +55,7 @@ void RunChild(const RankSetup& setup, int rank, int fd, uint64_t bytes,
   outcome->code = static_cast<int>(status.code());
   const size_t length =
       std::min(status.message().size(), sizeof(outcome->message) - 1);
-  std::memcpy(outcome->message, status.message().data(), length);
+  status.message().copy(outcome->message, length);
   outcome->reported = true;
 }
 
