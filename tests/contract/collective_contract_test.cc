@@ -84,9 +84,7 @@ absl::StatusOr<device::Buffer> OnDevice(RankContext& rank,
                        rank.device.Allocate("data", contents.size(),
                                             device::Memory::kPinnedHost));
   if (!contents.empty()) {
-    if (!contents.empty()) {
-      std::memcpy(buffer.data(), contents.data(), contents.size());
-    }
+    std::memcpy(buffer.data(), contents.data(), contents.size());
   }
   return buffer;
 }

@@ -84,9 +84,7 @@ std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
       const absl::Status status = RunRank(setup, rank, *meeting, body);
       auto& outcome = meeting->outcomes[rank];
       outcome.code = static_cast<int>(status.code());
-      std::memcpy(
-          outcome.message, status.message().data(),
-          std::min(status.message().size(), sizeof(outcome.message) - 1));
+      status.message().copy(outcome.message, sizeof(outcome.message) - 1);
       outcome.reported = true;
       _exit(0);
     }
