@@ -77,6 +77,9 @@ uint64_t PlanHash(const Plan& plan) {
   add(plan.grad_slots);
   add(plan.ring_chunks);
   add(plan.head_chunk_tokens);
+  for (uint8_t mask : plan.keep) add(mask);
+  add(plan.float32);
+  add(plan.deterministic);
   return hash;
 }
 
@@ -135,8 +138,18 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   plan.micro_batches = static_cast<int64_t>(
       CeilDiv(problem.batch_size,
               static_cast<uint64_t>(problem.ranks) * problem.micro_batch_size));
-  plan.update_mode =
-      problem.clipping ? UpdateMode::kDeferred : UpdateMode::kEager;
+  plan.update_mode = problem.update_mode.value_or(
+      problem.clipping ? UpdateMode::kDeferred : UpdateMode::kEager);
+  if (problem.clipping != (plan.update_mode != UpdateMode::kEager)) {
+    return InvalidInput("", "update", Name(plan.update_mode),
+                        problem.clipping
+                            ? "applies gradients before their norm is known"
+                            : "has a use only with max_grad_norm",
+                        "leave it out");
+  }
+  plan.float32 = problem.float32 || problem.device == DeviceKind::kCpu;
+  plan.deterministic = problem.deterministic;
+  plan.gpu_memory_limit_bytes = problem.gpu_memory_limit_bytes;
   Routes routes;
   routes.params = problem.params.value_or(exchange ? ParamRoute::kSharded
                                                    : ParamRoute::kFull);
@@ -227,7 +240,15 @@ absl::string_view Name(ReduceDType dtype) {
   return dtype == ReduceDType::kF32 ? "fp32" : "bf16";
 }
 absl::string_view Name(UpdateMode mode) {
-  return mode == UpdateMode::kEager ? "eager" : "deferred";
+  switch (mode) {
+    case UpdateMode::kEager:
+      return "eager";
+    case UpdateMode::kDeferred:
+      return "deferred";
+    case UpdateMode::kSpeculative:
+      return "speculative";
+  }
+  SDP_CHECK(false, "update mode");
 }
 
 }  // namespace slidedp::policy

@@ -16,8 +16,29 @@ namespace slidedp::policy {
 enum class ParamRoute { kFull, kSharded };
 enum class GradRoute { kGpuRoot, kGpuSharded, kCpu };
 enum class ReduceDType { kF32, kBf16 };
-enum class UpdateMode { kEager, kDeferred };
+enum class UpdateMode { kEager, kDeferred, kSpeculative };
 enum class DeviceKind { kCpu, kCuda };
+
+// The segments of a decoder layer whose outputs may be kept for its backward
+// pass instead of being computed again. A layer's mask has bit s for segment s;
+// the layer's input is always kept. (Elastic checkpointing, architecture 5.)
+enum class Segment {
+  kInputNorm,  // [tokens, hidden]
+  kQkv,        // projections with bias, [tokens, qkv_dim]
+  kRotated,    // after QK-norm and rope, [tokens, qkv_dim]
+  kAttention,  // [tokens, q_dim] and log-sum-exp [tokens, heads] float32
+  kMiddle,     // after the first residual, [tokens, hidden]
+  kPostNorm,   // [tokens, hidden]
+  kGateUp,     // [tokens, 2 * intermediate]
+};
+inline constexpr int kSegments = 7;
+constexpr uint8_t Bit(Segment segment) {
+  return static_cast<uint8_t>(1u << static_cast<int>(segment));
+}
+// No matrix product and no attention is computed again; norms and rope are.
+inline constexpr uint8_t kKeepAll =
+    Bit(Segment::kQkv) | Bit(Segment::kAttention) | Bit(Segment::kMiddle) |
+    Bit(Segment::kGateUp);
 
 struct Routes {
   ParamRoute params = ParamRoute::kFull;
@@ -42,6 +63,10 @@ struct Plan {
   int64_t head_chunk_tokens = 0;
   int compute_threads = 1;
   int update_threads = 1;
+  std::vector<uint8_t> keep;  // Segment mask of each decoder layer
+  bool float32 = false;       // compute in float32 (a CPU rank always does)
+  bool deterministic = false;
+  uint64_t gpu_memory_limit_bytes = 0;  // 0: the GPU's own
 
   const Routes& routes(model::UnitKind kind) const;
   int64_t micro_batch_tokens() const {
@@ -135,6 +160,15 @@ struct Problem {
   int window_slots = 0, grad_slots = 0;
   int64_t head_chunk_tokens = 0;
   int compute_threads = 0, update_threads = 0;
+  std::optional<UpdateMode> update_mode;
+  std::optional<int> kept_layers;  // unset: as many as fit the memory
+  uint8_t keep_mask = 0;           // of the other layers
+  // What buffers may take on a device; 0: unknown, nothing is kept unless
+  // kept_layers says so.
+  uint64_t device_memory_bytes = 0;
+  uint64_t gpu_memory_limit_bytes = 0;
+  bool float32 = false;
+  bool deterministic = false;
 };
 absl::StatusOr<Plan> MakePlan(const Problem& problem);
 

@@ -74,6 +74,32 @@ absl::StatusOr<std::optional<ReduceDType>> FromWire(v1::ReduceDtype dtype) {
   }
 }
 
+absl::StatusOr<std::optional<UpdateMode>> FromWire(v1::UpdateMode mode) {
+  switch (mode) {
+    case v1::UPDATE_MODE_UNSPECIFIED:
+      return std::nullopt;
+    case v1::UPDATE_MODE_EAGER:
+      return UpdateMode::kEager;
+    case v1::UPDATE_MODE_DEFERRED:
+      return UpdateMode::kDeferred;
+    case v1::UPDATE_MODE_SPECULATIVE:
+      return UpdateMode::kSpeculative;
+    default:
+      return Bad("update_mode", mode);
+  }
+}
+
+absl::StatusOr<bool> IsFloat32(v1::ComputeDtype dtype) {
+  switch (dtype) {
+    case v1::COMPUTE_DTYPE_BF16:
+      return false;
+    case v1::COMPUTE_DTYPE_FP32:
+      return true;
+    default:
+      return Bad("compute_dtype", dtype);
+  }
+}
+
 absl::StatusOr<Routes> FromWire(const v1::Routes& wire) {
   SDP_ASSIGN_OR_RETURN(auto params, FromWire(wire.params()));
   SDP_ASSIGN_OR_RETURN(auto grads, FromWire(wire.grads()));
@@ -91,9 +117,17 @@ v1::Plan ToWire(const Plan& plan) {
   *wire.mutable_embedding() = ToWire(plan.embedding);
   *wire.mutable_decoder() = ToWire(plan.decoder);
   *wire.mutable_head() = ToWire(plan.head);
-  wire.set_update_mode(plan.update_mode == UpdateMode::kEager
-                           ? v1::UPDATE_MODE_EAGER
-                           : v1::UPDATE_MODE_DEFERRED);
+  switch (plan.update_mode) {
+    case UpdateMode::kEager:
+      wire.set_update_mode(v1::UPDATE_MODE_EAGER);
+      break;
+    case UpdateMode::kDeferred:
+      wire.set_update_mode(v1::UPDATE_MODE_DEFERRED);
+      break;
+    case UpdateMode::kSpeculative:
+      wire.set_update_mode(v1::UPDATE_MODE_SPECULATIVE);
+      break;
+  }
   wire.set_sequence_length(plan.sequence_length);
   wire.set_micro_batch_size(plan.micro_batch_size);
   wire.set_micro_batches(plan.micro_batches);
@@ -107,6 +141,11 @@ v1::Plan ToWire(const Plan& plan) {
   wire.set_update_threads(plan.update_threads);
   wire.set_device(plan.device == DeviceKind::kCpu ? v1::DEVICE_KIND_CPU
                                                   : v1::DEVICE_KIND_CUDA);
+  wire.set_keep(plan.keep.data(), plan.keep.size());
+  wire.set_compute_dtype(plan.float32 ? v1::COMPUTE_DTYPE_FP32
+                                      : v1::COMPUTE_DTYPE_BF16);
+  wire.set_deterministic(plan.deterministic);
+  wire.set_gpu_memory_limit_bytes(plan.gpu_memory_limit_bytes);
   return wire;
 }
 
@@ -142,16 +181,9 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   SDP_ASSIGN_OR_RETURN(plan.embedding, FromWire(wire.embedding()));
   SDP_ASSIGN_OR_RETURN(plan.decoder, FromWire(wire.decoder()));
   SDP_ASSIGN_OR_RETURN(plan.head, FromWire(wire.head()));
-  switch (wire.update_mode()) {
-    case v1::UPDATE_MODE_EAGER:
-      plan.update_mode = UpdateMode::kEager;
-      break;
-    case v1::UPDATE_MODE_DEFERRED:
-      plan.update_mode = UpdateMode::kDeferred;
-      break;
-    default:
-      return Bad("update_mode", wire.update_mode());
-  }
+  SDP_ASSIGN_OR_RETURN(auto update_mode, FromWire(wire.update_mode()));
+  if (!update_mode) return Bad("update_mode", wire.update_mode());
+  plan.update_mode = *update_mode;
   switch (wire.device()) {
     case v1::DEVICE_KIND_CPU:
       plan.device = DeviceKind::kCpu;
@@ -173,6 +205,13 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   plan.head_chunk_tokens = static_cast<int64_t>(wire.head_chunk_tokens());
   plan.compute_threads = static_cast<int>(wire.compute_threads());
   plan.update_threads = static_cast<int>(wire.update_threads());
+  for (char mask : wire.keep()) {
+    plan.keep.push_back(static_cast<uint8_t>(mask));
+    if (plan.keep.back() >> kSegments != 0) return Bad("keep", plan.keep.back());
+  }
+  SDP_ASSIGN_OR_RETURN(plan.float32, IsFloat32(wire.compute_dtype()));
+  plan.deterministic = wire.deterministic();
+  plan.gpu_memory_limit_bytes = wire.gpu_memory_limit_bytes();
   return plan;
 }
 
@@ -194,7 +233,8 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
         Field{"tuning.grad_slots", spec.tuning().grad_slots()},
         Field{"tuning.head_chunk_tokens", spec.tuning().head_chunk_tokens()},
         Field{"tuning.compute_threads", spec.tuning().compute_threads()},
-        Field{"tuning.update_threads", spec.tuning().update_threads()}}) {
+        Field{"tuning.update_threads", spec.tuning().update_threads()},
+        Field{"tuning.kept_layers", spec.tuning().kept_layers()}}) {
     if (field.value > kMax) {
       return InvalidInput("", field.name, absl::StrCat(field.value),
                           "out of range", "choose a smaller number");
@@ -222,6 +262,19 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
   problem.head_chunk_tokens = static_cast<int64_t>(tuning.head_chunk_tokens());
   problem.compute_threads = static_cast<int>(tuning.compute_threads());
   problem.update_threads = static_cast<int>(tuning.update_threads());
+  if (tuning.has_kept_layers()) {
+    problem.kept_layers = static_cast<int>(tuning.kept_layers());
+  }
+  if (tuning.keep_mask() >> kSegments != 0) {
+    return InvalidInput("", "tuning.keep_mask",
+                        absl::StrCat(tuning.keep_mask()), "out of range",
+                        "choose a mask of 7 bits, 0 to 127");
+  }
+  problem.keep_mask = static_cast<uint8_t>(tuning.keep_mask());
+  problem.gpu_memory_limit_bytes = tuning.gpu_memory_limit_bytes();
+  SDP_ASSIGN_OR_RETURN(problem.update_mode, FromWire(spec.update_mode()));
+  SDP_ASSIGN_OR_RETURN(problem.float32, IsFloat32(spec.compute_dtype()));
+  problem.deterministic = spec.deterministic();
   return problem;
 }
 

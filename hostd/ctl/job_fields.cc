@@ -113,6 +113,34 @@ std::optional<Problem> ReadMaxGradNorm(const YamlNode& node,
   return std::nullopt;
 }
 
+std::optional<Problem> ReadKeptLayers(const YamlNode& node,
+                                      v1::JobSpec& spec) {
+  if (IsNull(node) ||
+      (node.kind == YamlNode::Kind::kScalar && node.text == "auto")) {
+    spec.mutable_tuning()->clear_kept_layers();
+    return std::nullopt;
+  }
+  uint64_t value = 0;
+  if (auto problem = ReadInteger(node, 0, 65536, "8", value)) return problem;
+  spec.mutable_tuning()->set_kept_layers(static_cast<uint32_t>(value));
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadRandomWeightsSeed(const YamlNode& node,
+                                             v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.clear_random_weights_seed();
+    return std::nullopt;
+  }
+  uint64_t value = 0;
+  if (auto problem = ReadInteger(node, 0, std::numeric_limits<uint64_t>::max(),
+                                 "1", value)) {
+    return problem;
+  }
+  spec.set_random_weights_seed(value);
+  return std::nullopt;
+}
+
 std::optional<Problem> ReadEpochs(const YamlNode& node, v1::JobSpec& spec) {
   if (IsNull(node)) {
     spec.clear_epochs();
@@ -216,6 +244,34 @@ std::vector<JobField> MakeFields() {
        Integer(0, kMaxThreads, "2", SDP_SET_IN(tuning, set_compute_threads))},
       {"tuning.update_threads", "0", "of the daemon, for this job",
        Integer(0, kMaxThreads, "2", SDP_SET_IN(tuning, set_update_threads))},
+      {"tuning.kept_layers", "auto",
+       "last layers that recompute nothing; auto: what memory allows",
+       ReadKeptLayers},
+      {"tuning.keep_mask", "0", "segments that the other layers keep",
+       Integer(0, 127, "0", SDP_SET_IN(tuning, set_keep_mask))},
+      {"tuning.gpu_memory_limit_gib", "0", "0: the GPU's own",
+       Real({0, 65536}, "24",
+            [](v1::JobSpec& spec, double gib) {
+              spec.mutable_tuning()->set_gpu_memory_limit_bytes(
+                  static_cast<uint64_t>(gib * 1073741824.0));
+            })},
+      {"compute_dtype", "bf16",
+       "bf16, fp32 (comparisons; a CPU rank always takes fp32)",
+       Word<v1::ComputeDtype>({{"bf16", v1::COMPUTE_DTYPE_BF16},
+                               {"fp32", v1::COMPUTE_DTYPE_FP32}},
+                              SDP_SET(set_compute_dtype))},
+      {"deterministic", "false", "bitwise repeatable on a GPU; slower",
+       Word<bool>({{"false", false}, {"true", true}},
+                  SDP_SET(set_deterministic))},
+      {"update", "auto", "auto, eager, deferred, speculative",
+       Word<v1::UpdateMode>({{"auto", v1::UPDATE_MODE_UNSPECIFIED},
+                             {"eager", v1::UPDATE_MODE_EAGER},
+                             {"deferred", v1::UPDATE_MODE_DEFERRED},
+                             {"speculative", v1::UPDATE_MODE_SPECULATIVE}},
+                            SDP_SET(set_update_mode))},
+      {"random_weights_seed", "null",
+       "train from weights made of this seed; model needs only config.json",
+       ReadRandomWeightsSeed},
       {"launch", "daemon",
        "daemon, manual (you start slidedp-worker --job ID --rank R)",
        Word<v1::LaunchKind>({{"daemon", v1::LAUNCH_KIND_DAEMON},

@@ -221,6 +221,8 @@ const char* Word(v1::UpdateMode mode) {
   switch (mode) {
     case v1::UPDATE_MODE_EAGER:
       return "eager";
+    case v1::UPDATE_MODE_SPECULATIVE:
+      return "speculative";
     case v1::UPDATE_MODE_DEFERRED:
       return "deferred";
     default:
