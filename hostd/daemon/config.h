@@ -54,7 +54,8 @@ struct Config {
   std::string admin_group = "slidedp-admin";
 
   // Not settings: what main finds in its environment.
-  // NAME=VALUE pairs handed on to workers (OPENBLAS_*, LANG).
+  // NAME=VALUE pairs handed on to workers (CUDA_*, NCCL_*, OPENBLAS_*, LANG
+  // and the like).
   std::vector<std::string> worker_environment;
 
   std::string control_socket() const { return runtime_dir + "/slidedpd.sock"; }

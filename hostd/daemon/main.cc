@@ -44,7 +44,9 @@ std::vector<std::string> WorkerEnvironment() {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     absl::string_view pair = *entry;
     absl::string_view name = pair.substr(0, pair.find('='));
-    if (absl::StartsWith(name, "OPENBLAS_") || name == "LANG" ||
+    if (absl::StartsWith(name, "OPENBLAS_") ||
+        absl::StartsWith(name, "CUDA_") || absl::StartsWith(name, "NCCL_") ||
+        name == "LD_LIBRARY_PATH" || name == "LANG" ||
         absl::EndsWith(name, "SAN_OPTIONS")) {
       passed.emplace_back(pair);
     }
