@@ -17,7 +17,11 @@ using model::UnitKind;
 constexpr uint64_t kDefaultH2dChunkBytes = 16 * kMiB;
 constexpr uint64_t kDefaultD2hChunkBytes = 4 * kMiB;
 constexpr uint64_t kDefaultRingChunks = 16;
-constexpr uint64_t kHeadLogitsBytes = 64 * kMiB;
+// Logits alive at once. A GPU's matrix products want 4,096 rows at a vocabulary
+// of 150,000; a CPU wants them in its cache.
+constexpr uint64_t kCpuLogitsBytes = 64 * kMiB;
+constexpr uint64_t kCudaLogitsBytes = 1216 * kMiB;
+constexpr int64_t kMaxHeadChunkTokens = 8192;
 // More than this many tokens in one micro-batch, or steps' places, is a typing
 // error rather than a plan.
 constexpr int64_t kMaxMicroBatchTokens = int64_t{1} << 24;
@@ -213,9 +217,13 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
                    "out of range", "choose at least 1");
   }
   if (plan.head_chunk_tokens == 0) {
-    const int64_t rows = static_cast<int64_t>(
-        kHeadLogitsBytes / (problem.config.vocab * act_bytes));
-    plan.head_chunk_tokens = std::max<int64_t>(16, rows / 16 * 16);
+    const bool cpu = problem.device == DeviceKind::kCpu;
+    const int64_t grain = cpu ? 16 : 256;
+    const int64_t rows =
+        static_cast<int64_t>((cpu ? kCpuLogitsBytes : kCudaLogitsBytes) /
+                             (problem.config.vocab * act_bytes));
+    plan.head_chunk_tokens =
+        std::clamp(rows / grain * grain, grain, kMaxHeadChunkTokens);
   }
   plan.head_chunk_tokens =
       std::min(plan.head_chunk_tokens, plan.micro_batch_tokens());
