@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 
 #include "absl/strings/str_cat.h"
@@ -70,7 +71,7 @@ absl::Status LoadParameters(const model::TensorSource& source,
                             HostState& state) {
   SDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> tensors,
                        PlaceTensors(state.layout(), source));
-  const int threads = state.plan().update_threads;
+  const int threads = std::min(state.plan().update_threads, kMaxFileThreads);
   SDP_RETURN_IF_ERROR(ForEachPiece(
       tensors, threads,
       [&](size_t index, uint64_t first, uint64_t count, float* scratch) {

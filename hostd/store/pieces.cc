@@ -74,8 +74,7 @@ absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
     }
   };
   std::vector<std::thread> others;
-  const int used = std::clamp(threads, 1, kMaxPieceThreads);
-  for (int i = 1; i < used; ++i) others.emplace_back(run);
+  for (int i = 1; i < threads; ++i) others.emplace_back(run);
   run();
   for (std::thread& thread : others) thread.join();
   return failure;

@@ -29,17 +29,18 @@ absl::StatusOr<std::vector<PlacedTensor>> PlaceTensors(
 PlacedTensor TiedHead(const model::StateLayout& layout,
                       const model::TensorSource& source);
 
-// At most this many elements a piece, and at most this many threads.
+// At most this many elements a piece.
 inline constexpr uint64_t kPieceElements = uint64_t{1} << 16;
-inline constexpr int kMaxPieceThreads = 8;
+// More threads than this gain nothing against one disk.
+inline constexpr int kMaxFileThreads = 8;
 
 // Elements [first, first + count) of tensors[index]. `scratch` has room for
 // count floats.
 using PieceFunction = std::function<absl::Status(
     size_t index, uint64_t first, uint64_t count, float* scratch)>;
 
-// Calls `work` on every piece, from several threads at once. Returns the error
-// of the first failing piece in tensor order, whatever the thread timing;
+// Calls `work` on every piece, from `threads` (at least 1) at once. Returns the
+// error of the first failing piece in tensor order, whatever the thread timing;
 // pieces after it may be left out.
 absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
                           const PieceFunction& work);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <memory>
 
@@ -81,7 +82,7 @@ absl::StatusOr<std::vector<std::string>> WriteParameters(
   const auto saturated =
       std::make_unique<std::atomic<uint64_t>[]>(tensors.size());
   SDP_RETURN_IF_ERROR(ForEachPiece(
-      tensors, state.plan().update_threads,
+      tensors, std::min(state.plan().update_threads, kMaxFileThreads),
       [&](size_t index, uint64_t first, uint64_t count, float* scratch) {
         const PlacedTensor& placed = tensors[index];
         return WritePiece(placed, first, count, scratch, state,
