@@ -49,4 +49,12 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
   return schedule;
 }
 
+uint64_t ReportedRows(const model::StateLayout& layout) {
+  if (layout.tied()) return 0;
+  const model::Unit& unit = layout.units[layout.embedding_unit()];
+  return unit.has(model::Role::kEmbedding)
+             ? unit.tensor(model::Role::kEmbedding).shape[0]
+             : 0;
+}
+
 }  // namespace slidedp::policy

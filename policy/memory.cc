@@ -47,7 +47,7 @@ StatePlanes MakeStatePlanes(const model::StateLayout& layout,
   planes.v = planes.m + 4 * n;
   planes.reduced = planes.v + 4 * n;
   planes.bytes = planes.reduced;
-  const bool deferred = plan.update_mode == UpdateMode::kDeferred;
+  const bool deferred = plan.update_mode != UpdateMode::kEager;
   for (const Routes* r : {&plan.embedding, &plan.decoder, &plan.head}) {
     if (deferred && r->grads == GradRoute::kCpu) {
       planes.bytes = planes.reduced + 2 * n;
@@ -68,7 +68,7 @@ std::vector<NamedBytes> HostSegments(const model::StateLayout& layout,
       {"state", MakeStatePlanes(layout, plan).bytes},
       {"grads", MakeGradSchedule(layout, plan).grads_bytes},
       {"versions", shm::Versions::Bytes(plan.ranks, units)},
-      {"reports", shm::Reports::Bytes(plan.ranks, units)},
+      {"reports", shm::Reports::Bytes(plan.ranks, units, ReportedRows(layout))},
   };
   if (const uint64_t staging = ExchangeStagingBytes(plan); staging > 0) {
     segments.push_back({"exchange", kCommunicators * collective::ExchangeBytes(

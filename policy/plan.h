@@ -103,6 +103,11 @@ struct GradSchedule {
 GradSchedule MakeGradSchedule(const model::StateLayout& layout,
                               const Plan& plan);
 
+// Rows of the embedding table, whose use by a step's batch ranks report: a row
+// that no rank uses has no gradient, so hostd updates it before the gradients
+// come. 0 when tied: the head's part reaches every row.
+uint64_t ReportedRows(const model::StateLayout& layout);
+
 // Elements of each of `ranks` equal shards that cover a unit; a multiple of 64.
 // The last shard may reach past the unit's end.
 uint64_t ShardElements(uint64_t unit_count, int ranks);

@@ -13,6 +13,7 @@ namespace {
 // Both segments: the header line, then what the accessors below place.
 //   versions   abort | heartbeat | grad_free[world_size] | param_version[units]
 //   reports    per rank: heartbeat | grad_ready | StepReport[4] | norms[units]
+//              | used_rows[2]
 // Everything starts on a cache line. Changing any of it needs a new
 // kWordsLayoutVersion.
 static_assert(sizeof(WordsHeader) == kCacheLineBytes);
@@ -22,54 +23,68 @@ static_assert(offsetof(WordsHeader, world_size) == 16);
 static_assert(offsetof(WordsHeader, units) == 24);
 static_assert(offsetof(WordsHeader, state_layout_hash) == 32);
 static_assert(offsetof(WordsHeader, plan_hash) == 40);
+static_assert(offsetof(WordsHeader, rows) == 48);
 static_assert(std::is_standard_layout_v<WordsHeader>);
 static_assert(std::is_standard_layout_v<StepReport>);
-static_assert(sizeof(StepReport) == 5 * kCacheLineBytes);
+static_assert(sizeof(StepReport) == 6 * kCacheLineBytes);
 static_assert(offsetof(StepReport, begun) == 0);
 static_assert(offsetof(StepReport, loss_ready) == 64);
 static_assert(offsetof(StepReport, times_ready) == 128);
-static_assert(offsetof(StepReport, valid_tokens) == 192);
-static_assert(offsetof(StepReport, begin_ns) == 200);
-static_assert(offsetof(StepReport, end_ns) == 208);
-static_assert(offsetof(StepReport, deliver_ns) == 216);
-static_assert(offsetof(StepReport, stall_ns) == 248);
-static_assert(offsetof(StepReport, loss_sum) == 256);
+static_assert(offsetof(StepReport, embedded) == 192);
+static_assert(offsetof(StepReport, valid_tokens) == 256);
+static_assert(offsetof(StepReport, begin_ns) == 264);
+static_assert(offsetof(StepReport, end_ns) == 272);
+static_assert(offsetof(StepReport, deliver_ns) == 280);
+static_assert(offsetof(StepReport, stall_ns) == 312);
+static_assert(offsetof(StepReport, loss_sum) == 320);
 
 // No model or host comes near; keeps the sizes below from overflowing.
 constexpr uint64_t kMaxWorldSize = uint64_t{1} << 20;
 constexpr uint64_t kMaxUnits = uint64_t{1} << 32;
+constexpr uint64_t kMaxRows = uint64_t{1} << 32;
 
 constexpr uint64_t kAbortWord = 1;
 constexpr uint64_t kHeartbeatWord = 2;
 constexpr uint64_t kFirstGradFreeWord = 3;
 
 constexpr uint64_t kRankWords = 2;  // heartbeat, grad_ready
+constexpr uint64_t kUsedRowsSlots = 2;
 constexpr uint64_t kStepsOffset = kRankWords * sizeof(Word);
 constexpr uint64_t kNormsOffset =
     kStepsOffset + kStepReportSlots * sizeof(StepReport);
 
-uint64_t RankBytes(uint64_t units) {
+uint64_t RowsOffset(uint64_t units) {
   return kNormsOffset + AlignUp(units * sizeof(double), kCacheLineBytes);
 }
 
-bool SizesAreSane(uint64_t world_size, uint64_t units) {
-  return world_size >= 1 && world_size <= kMaxWorldSize && units >= 1 &&
-         units <= kMaxUnits;
+uint64_t RowsBytes(uint64_t rows) {
+  return AlignUp(RowWords(rows) * sizeof(uint64_t), kCacheLineBytes);
 }
+
+uint64_t RankBytes(uint64_t units, uint64_t rows) {
+  return RowsOffset(units) + kUsedRowsSlots * RowsBytes(rows);
+}
+
+bool SizesAreSane(uint64_t world_size, uint64_t units, uint64_t rows) {
+  return world_size >= 1 && world_size <= kMaxWorldSize && units >= 1 &&
+         units <= kMaxUnits && rows <= kMaxRows;
+}
+
+constexpr char kSizes[] =
+    "words need 1 to 2^20 ranks, 1 to 2^32 units, at most 2^32 rows";
 
 std::atomic<uint64_t>& WordAt(char* data, uint64_t index) {
   return reinterpret_cast<Word*>(data + index * sizeof(Word))->value;
 }
 
-char* RankAt(char* data, uint64_t rank, uint64_t units) {
-  return data + sizeof(WordsHeader) + rank * RankBytes(units);
+char* RankAt(char* data, uint64_t rank, uint64_t units, uint64_t rows) {
+  return data + sizeof(WordsHeader) + rank * RankBytes(units, rows);
 }
 
 void WriteHeader(void* data, const WordsHeader& values, uint64_t magic) {
   SDP_CHECK(reinterpret_cast<uintptr_t>(data) % kCacheLineBytes == 0,
             "words must start on a cache line");
-  SDP_CHECK(SizesAreSane(values.world_size, values.units),
-            "words need 1 to 2^20 ranks and 1 to 2^32 units");
+  SDP_CHECK(SizesAreSane(values.world_size, values.units, values.rows), kSizes);
   WordsHeader header = values;
   header.magic = magic;
   header.layout_version = kWordsLayoutVersion;
@@ -114,6 +129,9 @@ absl::Status CheckHeader(absl::string_view segment, const void* data,
   if (found.units != expected.units) {
     return Differs(segment, "units", found.units, expected.units, kSameJob);
   }
+  if (found.rows != expected.rows) {
+    return Differs(segment, "rows", found.rows, expected.rows, kSameJob);
+  }
   if (found.state_layout_hash != expected.state_layout_hash) {
     return Differs(segment, "state_layout_hash", found.state_layout_hash,
                    expected.state_layout_hash, kSameJob);
@@ -129,19 +147,18 @@ absl::Status CheckHeader(absl::string_view segment, const void* data,
 }
 
 absl::Status CheckExpected(const WordsHeader& expected) {
-  if (SizesAreSane(expected.world_size, expected.units)) {
+  if (SizesAreSane(expected.world_size, expected.units, expected.rows)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("words of ", expected.world_size, " ranks and ",
-                   expected.units, " units can't exist"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "words of ", expected.world_size, " ranks and ", expected.units,
+      " units and ", expected.rows, " rows can't exist"));
 }
 
 }  // namespace
 
 uint64_t Versions::Bytes(uint64_t world_size, uint64_t units) {
-  SDP_CHECK(SizesAreSane(world_size, units),
-            "words need 1 to 2^20 ranks and 1 to 2^32 units");
+  SDP_CHECK(SizesAreSane(world_size, units, 0), kSizes);
   return (kFirstGradFreeWord + world_size + units) * sizeof(Word);
 }
 
@@ -177,15 +194,14 @@ std::atomic<uint64_t>& Versions::param_version(uint64_t unit) const {
   return WordAt(data_, kFirstGradFreeWord + header->world_size + unit);
 }
 
-uint64_t Reports::Bytes(uint64_t world_size, uint64_t units) {
-  SDP_CHECK(SizesAreSane(world_size, units),
-            "words need 1 to 2^20 ranks and 1 to 2^32 units");
-  return sizeof(WordsHeader) + world_size * RankBytes(units);
+uint64_t Reports::Bytes(uint64_t world_size, uint64_t units, uint64_t rows) {
+  SDP_CHECK(SizesAreSane(world_size, units, rows), kSizes);
+  return sizeof(WordsHeader) + world_size * RankBytes(units, rows);
 }
 
 Reports Reports::Initialise(void* data, const WordsHeader& header) {
   WriteHeader(data, header, kReportsMagic);
-  return Reports(data, header.units);
+  return Reports(data, header.units, header.rows);
 }
 
 absl::Status Reports::Check(const void* data, uint64_t bytes,
@@ -194,26 +210,33 @@ absl::Status Reports::Check(const void* data, uint64_t bytes,
     return status;
   }
   return CheckHeader("reports", data, bytes,
-                     Bytes(expected.world_size, expected.units), kReportsMagic,
-                     expected);
+                     Bytes(expected.world_size, expected.units, expected.rows),
+                     kReportsMagic, expected);
 }
 
 std::atomic<uint64_t>& Reports::heartbeat(uint64_t rank) const {
-  return WordAt(RankAt(data_, rank, units_), 0);
+  return WordAt(RankAt(data_, rank, units_, rows_), 0);
 }
 
 std::atomic<uint64_t>& Reports::grad_ready(uint64_t rank) const {
-  return WordAt(RankAt(data_, rank, units_), 1);
+  return WordAt(RankAt(data_, rank, units_, rows_), 1);
 }
 
 StepReport& Reports::step(uint64_t rank, uint64_t step) const {
-  return reinterpret_cast<StepReport*>(RankAt(data_, rank, units_) +
+  return reinterpret_cast<StepReport*>(RankAt(data_, rank, units_, rows_) +
                                        kStepsOffset)[step % kStepReportSlots];
 }
 
 double& Reports::unit_square_norm(uint64_t rank, uint64_t unit) const {
-  return reinterpret_cast<double*>(RankAt(data_, rank, units_) +
+  return reinterpret_cast<double*>(RankAt(data_, rank, units_, rows_) +
                                    kNormsOffset)[unit];
+}
+
+uint64_t* Reports::used_rows(uint64_t rank, uint64_t step) const {
+  if (rows_ == 0) return nullptr;
+  return reinterpret_cast<uint64_t*>(RankAt(data_, rank, units_, rows_) +
+                                     RowsOffset(units_) +
+                                     step % kUsedRowsSlots * RowsBytes(rows_));
 }
 
 }  // namespace slidedp::shm

@@ -25,7 +25,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint64_t kVersionsMagic = 0x534c444556455253;  // SLDEVERS
 inline constexpr uint64_t kReportsMagic = 0x534c444552455053;   // SLDEREPS
-inline constexpr uint64_t kWordsLayoutVersion = 1;
+inline constexpr uint64_t kWordsLayoutVersion = 2;
 
 // First line of both segments. Written once by hostd before hand-over.
 struct alignas(kCacheLineBytes) WordsHeader {
@@ -35,6 +35,7 @@ struct alignas(kCacheLineBytes) WordsHeader {
   uint64_t units;
   uint64_t state_layout_hash;  // model::StateLayout::hash
   uint64_t plan_hash;          // policy::PlanHash
+  uint64_t rows;               // policy::ReportedRows
 };
 
 // Reasons in the abort word; 0 means go on.
@@ -68,12 +69,15 @@ class Versions {
 };
 
 // What one rank says of one step. `begun`, `valid_tokens`, and the times are
-// stored by the rank's host thread, `loss_sum` and `loss_ready` by its D2H
-// stream; each flag is stored last (release) with step + 1.
+// stored by the rank's host thread, `embedded` by its compute stream,
+// `loss_sum` and `loss_ready` by its D2H stream; each flag is stored last
+// (release) with step + 1.
 struct StepReport {
   Word begun;
   Word loss_ready;  // before the step's first gradient chunk
   Word times_ready;
+  Word
+      embedded;  // the rank's reads of the embedding unit's parameters are over
   alignas(kCacheLineBytes) uint64_t valid_tokens;  // of all ranks
   int64_t begin_ns;                                // MonotonicNs
   int64_t end_ns;
@@ -84,16 +88,18 @@ struct StepReport {
 };
 inline constexpr uint64_t kStepReportSlots = 4;  // slot = step % 4
 
+constexpr uint64_t RowWords(uint64_t rows) { return CeilDiv(rows, 64); }
+
 // `reports`: the fields of rank r are written by rank r only. hostd treats all
 // of it as hostile: it copies a value once, then checks it.
 class Reports {
  public:
-  static uint64_t Bytes(uint64_t world_size, uint64_t units);
+  static uint64_t Bytes(uint64_t world_size, uint64_t units, uint64_t rows);
   static Reports Initialise(void* data, const WordsHeader& header);
   static absl::Status Check(const void* data, uint64_t bytes,
                             const WordsHeader& expected);
-  Reports(void* data, uint64_t units)
-      : data_(static_cast<char*>(data)), units_(units) {}
+  Reports(void* data, uint64_t units, uint64_t rows)
+      : data_(static_cast<char*>(data)), units_(units), rows_(rows) {}
 
   std::atomic<uint64_t>& heartbeat(uint64_t rank) const;  // MonotonicNs
   // Chunks of the rank written to `grads`; the D2H stream's word.
@@ -103,10 +109,15 @@ class Reports {
   // the latest step. Written by the D2H stream before the unit's first chunk.
   // 0 for a rank that drains nothing of it.
   double& unit_square_norm(uint64_t rank, uint64_t unit) const;
+  // RowWords(rows) words: bit i of word w is set if the rank's batch of the
+  // step has token 64 w + i; bits from `rows` on are 0. Written by the rank's
+  // host thread before `begun`. Two buffers take turns (step % 2): when a rank
+  // may begin step s, hostd has read those of step s - 2. Null without rows.
+  uint64_t* used_rows(uint64_t rank, uint64_t step) const;
 
  private:
   char* data_;
-  uint64_t units_;
+  uint64_t units_, rows_;
 };
 
 }  // namespace slidedp::shm

@@ -49,7 +49,7 @@ class HostState {
   const std::vector<shm::Segment>& segments() const { return segments_; }
 
  private:
-  HostState() : versions_(nullptr), reports_(nullptr, 0) {}
+  HostState() : versions_(nullptr), reports_(nullptr, 0, 0) {}
   char* data(shm::SegmentKind kind) const {
     return static_cast<char*>(mappings_[static_cast<size_t>(kind)]);
   }

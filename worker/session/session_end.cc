@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/memory.h"
 #include "common/shm/words.h"
 #include "worker/session/process_stats.h"
 #include "worker/session/session.h"
@@ -67,7 +68,8 @@ void Session::Watch() {
         lock.unlock();
         End(kAborted, absl::StrCat("aborted: ", AbortText(abort)));
       }
-      shm::Reports(reports_->data(), proposal_->layout.units.size())
+      shm::Reports(reports_->data(), proposal_->layout.units.size(),
+                   policy::ReportedRows(proposal_->layout))
           .heartbeat(config_.rank)
           .store(static_cast<uint64_t>(now), std::memory_order_release);
     }
@@ -81,7 +83,7 @@ void Session::Watch() {
     heartbeat.set_device_peak_bytes(device_peak_bytes_);
     lock.unlock();
     if (now >= pss_ns) {
-      pss_bytes = PssBytes();
+      pss_bytes = ProcessPssBytes();
       const int64_t cost = MonotonicNs() - now;
       pss_ns = now + kPssShare * cost;
     }

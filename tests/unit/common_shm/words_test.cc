@@ -73,9 +73,11 @@ TEST(WordsTest, EveryVersionsWordHasItsOwnCacheLine) {
 
 TEST(WordsTest, WhatARankWritesSharesNoCacheLineWithAnother) {
   for (const auto& [ranks, units] : kShapes) {
-    Memory memory(Reports::Bytes(ranks, units));
-    const Reports reports =
-        Reports::Initialise(memory.data(), Header(ranks, units));
+    const uint64_t rows = 100 * units;
+    Memory memory(Reports::Bytes(ranks, units, rows));
+    WordsHeader header = Header(ranks, units);
+    header.rows = rows;
+    const Reports reports = Reports::Initialise(memory.data(), header);
     uint64_t end = sizeof(WordsHeader);
     for (uint64_t r = 0; r < ranks; ++r) {
       // In order, gapless but for padding, so nothing overlaps.
@@ -90,15 +92,22 @@ TEST(WordsTest, WhatARankWritesSharesNoCacheLineWithAnother) {
       ASSERT_EQ(norms, heartbeat + 128 + kStepReportSlots * sizeof(StepReport));
       ASSERT_EQ(memory.OffsetOf(&reports.unit_square_norm(r, units - 1)),
                 norms + 8 * (units - 1));
-      end = AlignUp(norms + 8 * units, 64);
+      const uint64_t used = memory.OffsetOf(reports.used_rows(r, 0));
+      ASSERT_EQ(used, AlignUp(norms + 8 * units, 64));
+      const uint64_t bytes = AlignUp(8 * RowWords(rows), 64);
+      ASSERT_EQ(memory.OffsetOf(reports.used_rows(r, 7)), used + bytes);
+      end = used + 2 * bytes;
     }
     ASSERT_EQ(end, memory.bytes());
   }
 }
 
 TEST(WordsTest, StepsUseTheSlotsInTurn) {
-  Memory memory(Reports::Bytes(2, 3));
-  const Reports reports(memory.data(), 3);
+  Memory memory(Reports::Bytes(2, 3, 65));
+  const Reports reports(memory.data(), 3, 65);
+  EXPECT_EQ(reports.used_rows(1, 1), reports.used_rows(1, 5));
+  EXPECT_NE(reports.used_rows(1, 1), reports.used_rows(1, 2));
+  EXPECT_EQ(Reports(memory.data(), 3, 0).used_rows(1, 1), nullptr);
   EXPECT_NE(&reports.step(1, 0), &reports.step(1, 3));
   EXPECT_EQ(&reports.step(1, 2), &reports.step(1, 2 + 4 * 1000001));
   EXPECT_NE(&reports.step(0, 2), &reports.step(1, 2));
@@ -117,7 +126,7 @@ TEST(WordsTest, InitialiseWritesTheHeaderAndNothingElse) {
 
 TEST(WordsTest, CheckNamesWhatDiffers) {
   Memory versions(Versions::Bytes(2, 3));
-  Memory reports(Reports::Bytes(2, 3));
+  Memory reports(Reports::Bytes(2, 3, 0));
   Versions::Initialise(versions.data(), Header(2, 3));
   Reports::Initialise(reports.data(), Header(2, 3));
   EXPECT_THAT(Versions::Check(versions.data(), versions.bytes(), Header(2, 3)),
@@ -136,6 +145,9 @@ TEST(WordsTest, CheckNamesWhatDiffers) {
   check(Header(3, 3), "world_size");
   check(Header(2, 4), "units");
   WordsHeader other = Header(2, 3);
+  other.rows = 1;
+  check(other, "rows");
+  other = Header(2, 3);
   other.state_layout_hash ^= 1;
   check(other, "state_layout_hash is 0x1111222233334444");
   other = Header(2, 3);
@@ -184,7 +196,7 @@ TEST(WordsTest, CheckRefusesImpossibleExpectationsAndAddresses) {
 // A rank's host thread and its D2H stream on one side, the daemon on the other.
 TEST(WordsTest, ReaderSeesNothingUntilPublish) {
   constexpr uint64_t kSteps = 500;
-  Memory memory(Reports::Bytes(1, 2));
+  Memory memory(Reports::Bytes(1, 2, 0));
   Memory acknowledgement(Versions::Bytes(1, 2));
   const Reports reports = Reports::Initialise(memory.data(), Header(1, 2));
   const Versions versions =

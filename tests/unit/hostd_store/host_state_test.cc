@@ -68,6 +68,7 @@ TEST(HostStateTest, WordsCarryTheHashesThatAWorkerChecks) {
   shm::WordsHeader expected = {};
   expected.world_size = 2;
   expected.units = layout.units.size();
+  expected.rows = policy::ReportedRows(layout);
   expected.state_layout_hash = layout.hash;
   expected.plan_hash = policy::PlanHash(plan);
   int checked = 0;
@@ -81,7 +82,9 @@ TEST(HostStateTest, WordsCarryTheHashesThatAWorkerChecks) {
       ++checked;
       EXPECT_OK(shm::Reports::Check(
           segment.mapping().data(),
-          shm::Reports::Bytes(expected.world_size, expected.units), expected));
+          shm::Reports::Bytes(expected.world_size, expected.units,
+                              expected.rows),
+          expected));
     }
   }
   EXPECT_EQ(checked, 2);
