@@ -79,12 +79,32 @@ class Daemon:
             stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline and self.process.poll() is None:
-            if self.socket.exists() and \
-                    self.call("version", check=False).returncode == 0:
+            if self.answers():
                 return
             time.sleep(0.02)
-        raise RuntimeError("slidedpd did not start:\n" +
-                           (self.scratch / "slidedpd.log").read_text())
+        raise RuntimeError(f"slidedpd did not start: {self.fate()}")
+
+    def answers(self):
+        """Whether this process, not a killed one's socket, serves calls."""
+        if not self.socket.exists():
+            return False
+        # `version` succeeds without a daemon, and then names none.
+        daemon = self.json("version")["daemon"]
+        return daemon is not None and (bool(self.command) or
+                                       daemon["pid"] == self.process.pid)
+
+    def fate(self):
+        """How the process ended, or that it lives, and its last words."""
+        code = self.process.poll()
+        if code is None:
+            state = f"process {self.process.pid} lives"
+        elif code < 0:
+            state = f"slidedpd died of {signal.Signals(-code).name}"
+        else:
+            state = f"slidedpd left with exit code {code}"
+        lines = (self.scratch / "slidedpd.log").read_text(
+            errors="replace").splitlines()
+        return "\n".join([f"{state}; the end of its log:", *lines[-20:]])
 
     def call(self, *arguments, check=True, **popen):
         result = subprocess.run(
@@ -94,7 +114,8 @@ class Daemon:
         if check and result.returncode != 0:
             raise RuntimeError(
                 f"slidedpctl {' '.join(map(str, arguments))}: exit code "
-                f"{result.returncode}: {result.stderr.strip()}")
+                f"{result.returncode}: {result.stderr.strip()}\n"
+                f"{self.fate()}")
         return result
 
     def json(self, *arguments):
@@ -112,10 +133,36 @@ class Daemon:
             return result
         return json.loads(result.stdout.splitlines()[0])["id"]
 
+    def run(self, spec, timeout_s):
+        """Runs a job to its end; its step records. Raises RuntimeError."""
+        file = self.scratch / "job.yaml"
+        file.write_text(json.dumps(spec))
+        result = self.call("submit", file, "--wait", "--timeout", timeout_s,
+                           check=False)
+        if not result.stdout.strip():
+            raise RuntimeError(f"submit: {result.stderr.strip()}")
+        job = json.loads(result.stdout.splitlines()[0])["id"]
+        if result.returncode != 0:
+            if result.returncode == 7:
+                self.call("cancel", job, "--wait", "--timeout", 30,
+                          check=False)
+            logs = self.call("logs", job, "--tail", 10, check=False)
+            raise RuntimeError(f"job {job}: exit code {result.returncode}: "
+                               f"{result.stderr.strip()} | "
+                               f"{logs.stdout.strip()[-2000:]}")
+        folder = pathlib.Path(self.json("show", job)["log_folder"])
+        return [json.loads(line) for line in
+                (folder / "metrics.jsonl").read_text().splitlines()]
+
     def kill(self):
+        """An error if it had died by itself."""
+        died = self.process.poll() is not None
+        fate = self.fate()
         self.process.kill()
         self.process.wait()
         self.log.close()
+        if died:
+            raise RuntimeError(f"before the kill: {fate}")
 
     def stop(self):
         if self.process.poll() is None:

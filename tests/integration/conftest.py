@@ -39,7 +39,8 @@ def daemon(binaries, tmp_path):
     (tmp_path / "daemon").mkdir()
     daemon = Daemon(binaries, tmp_path / "daemon")
     yield daemon
-    daemon.stop()
+    code = daemon.stop()
+    assert code == 0, daemon.fate()
 
 
 class Job:
