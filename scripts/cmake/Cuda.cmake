@@ -70,7 +70,8 @@ target_compile_definitions(slidedp_cuda_frontend
                            INTERFACE CUDNN_FRONTEND_SKIP_JSON_LIB)
 target_link_libraries(slidedp_cuda_frontend INTERFACE slidedp_cuda::CUDNN)
 
-# Release binaries find the private libraries of scripts/bundle beside them.
+# Release binaries find the private libraries of scripts/bundle beside them, and
+# in lib/cuda the links to the machine's CUDA libraries that its link-cuda makes.
 # RPATH and not RUNPATH: it also serves the libraries' own dependencies.
 add_link_options(-Wl,--disable-new-dtags)
-list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/../lib")
+list(APPEND CMAKE_BUILD_RPATH "$ORIGIN/../lib" "$ORIGIN/../lib/cuda")
