@@ -51,8 +51,13 @@ class AttentionGpuTest : public ::testing::Test {
     size_t qkv_count, out_count;
   };
 
-  // Forward and backward; outputs are NaN before.
-  void RunBoth(const AttentionShape& s, uint32_t seed, Run& run) {
+  // Forward and backward; outputs are NaN before. Documents of the shape are in
+  // host memory.
+  void RunBoth(AttentionShape s, uint32_t seed, Run& run) {
+    if (const int32_t* rows = s.documents.first_row; rows != nullptr) {
+      s.documents.first_row =
+          bench_.Upload(std::vector<int32_t>(rows, rows + s.tokens()));
+    }
     const ActDType dtype = options_.activation;
     run.qkv_count = s.tokens() * s.qkv_dim();
     run.out_count = s.tokens() * s.heads * s.head_dim;
@@ -133,6 +138,29 @@ TEST_F(AttentionGpuTest, WhatCudnnRefusesRunsPlain) {
   EXPECT_THAT(
       attention_->Backward(data, data, lse, data, large, data, bench_.stream()),
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("640")));
+}
+
+TEST_F(AttentionGpuTest, PackedDocumentsStayApart) {
+  // Documents within and across blocks of 32 rows, two sequences.
+  std::vector<int32_t> first_row;
+  for (const int32_t length : {1, 62, 64, 73, 130, 70}) {
+    first_row.insert(first_row.end(), length,
+                     static_cast<int32_t>(first_row.size()));
+  }
+  for (const ActDType dtype : {ActDType::kBf16, ActDType::kF32}) {
+    CudaAttentionOptions options;
+    options.activation = dtype;
+    Use(options);
+    for (AttentionShape s : {AttentionShape{2, 200, 4, 2, 64, 0},
+                             {2, 200, 2, 1, 256, 0},
+                             {2, 200, 4, 2, 64, 40}}) {
+      s.documents.first_row = first_row.data();
+      Check(s);
+      EXPECT_THAT(attention_->IsFused(s, true), testing::IsOkAndHolds(false));
+      s.documents = {};  // planned apart
+      Check(s);
+    }
+  }
 }
 
 TEST_F(AttentionGpuTest, HeadsOf512TrainOneWayOrAnother) {

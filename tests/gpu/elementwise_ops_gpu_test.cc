@@ -110,9 +110,11 @@ void ElementwiseGpuTest::CheckRmsNorm(int64_t tokens, int64_t hidden,
   float* d_w = Put(want_d_w);
   cpu_.Run(cpu_->RmsNormBackward(
       x.data(), w.data(), want_rstd.data(), d_out.data(), tokens, hidden, add,
-      want_d_x.data(), want_d_w.data(), cpu_.stream()));
-  Run(gpu_->RmsNormBackward(x_there, w_there, rstd, PutAct(d_out), tokens,
-                            hidden, add, d_x, d_w, stream()));
+      want_d_x.data(), want_d_w.data(), nullptr, cpu_.stream()));
+  Act d_there = PutAct(d_out);
+  Run(gpu_->RmsNormBackward(x_there, w_there, rstd, d_there, tokens, hidden,
+                            add, d_x, d_w, /*normed=*/d_there, stream()));
+  EXPECT_EQ(GetAct(d_there, count), GetAct(out, count)) << "normed, in place";
   EXPECT_LT(RelativeError(GetAct(d_x, count), Wide(want_d_x)),
             Tolerance(kRounded));
   EXPECT_LT(RelativeError(Get(d_w, hidden), Wide(want_d_w)),
@@ -120,10 +122,11 @@ void ElementwiseGpuTest::CheckRmsNorm(int64_t tokens, int64_t hidden,
 }
 
 TEST_P(ElementwiseGpuTest, RmsNormMatchesTheCpu) {
-  // The last two have more rows than a gradient has parts.
+  // One to four vectors a thread, and more; the last two have more rows than a
+  // gradient has parts.
   constexpr std::pair<int64_t, int64_t> kSizes[] = {
-      {1, 40},   {127, 40}, {1, 77},    {5, 3},
-      {17, 577}, {3, 5120}, {1100, 96}, {1057, 33}};
+      {1, 40},   {127, 40}, {1, 77},   {5, 3},    {17, 577},  {3, 2048},
+      {3, 4096}, {3, 5120}, {2, 8192}, {2, 9000}, {1100, 96}, {1057, 33}};
   for (const auto& [tokens, hidden] : kSizes) {
     CheckRmsNorm(tokens, hidden, /*add=*/false);
     CheckRmsNorm(tokens, hidden, /*add=*/true);
@@ -138,9 +141,9 @@ TEST_P(ElementwiseGpuTest, RmsNormGradientMayReplaceWhatItComesFrom) {
   Act d_out = PutAct(Random(count, 3)), d_x = PutAct(Floats(count, kNaN));
   float *d_w = Put(Floats(hidden)), *again = Put(Floats(hidden));
   Run(gpu_->RmsNormBackward(x, w, rstd, d_out, tokens, hidden, false, d_x, d_w,
-                            stream()));
+                            nullptr, stream()));
   Run(gpu_->RmsNormBackward(x, w, rstd, d_out, tokens, hidden, false, d_out,
-                            again, stream()));
+                            again, nullptr, stream()));
   EXPECT_EQ(GetAct(d_out, count), GetAct(d_x, count));
   EXPECT_EQ(Get(again, hidden), Get(d_w, hidden));
 }
@@ -226,6 +229,46 @@ TEST_P(ElementwiseGpuTest, QkNormAndRopeMatchTheCpu) {
   CheckRope(kShapes[3], false, true);
 }
 
+TEST_P(ElementwiseGpuTest, PositionsRestartWithEachDocument) {
+  const std::vector<int32_t> lengths = {5, 1, 94, 60, 40};
+  std::vector<int32_t> first_row;
+  for (const int32_t length : lengths) {
+    first_row.insert(first_row.end(), length,
+                     static_cast<int32_t>(first_row.size()));
+  }
+  AttentionShape here = {2, 100, 3, 1, 64, 0};
+  ASSERT_EQ(here.tokens(), static_cast<int64_t>(first_row.size()));
+  const int64_t d = here.head_dim, count = here.tokens() * here.qkv_dim();
+  AttentionShape there = here;
+  here.documents.first_row = first_row.data();
+  there.documents.first_row = bench_.Upload(first_row);
+  const Floats qkv = Random(count, 1);
+  const Bf16s norm = RandomBf16s(d, 2, 1, 0.3);
+  Floats frequencies(d / 2, 0.25f), want(count, kNaN),
+      want_d = Random(count, 3);
+  Floats rstd(here.tokens() * 4), d_q(d), d_k(d);
+  const bf16* norm_there = Put(norm);
+  const float* frequencies_there = Put(frequencies);
+  Act qkv_there = PutAct(qkv), out = PutAct(Floats(count, kNaN));
+  Act d_there = PutAct(want_d);
+  float *rstd_there = Put(rstd), *d_q_there = Put(d_q), *d_k_there = Put(d_k);
+  cpu_.Run(cpu_->QkNormRopeForward(qkv.data(), norm.data(), norm.data(), kEps,
+                                   frequencies.data(), here, want.data(),
+                                   rstd.data(), cpu_.stream()));
+  cpu_.Run(cpu_->QkNormRopeBackward(
+      qkv.data(), norm.data(), norm.data(), frequencies.data(), here,
+      rstd.data(), want_d.data(), d_q.data(), d_k.data(), cpu_.stream()));
+  Run(gpu_->QkNormRopeForward(qkv_there, norm_there, norm_there, kEps,
+                              frequencies_there, there, out, rstd_there,
+                              stream()));
+  Run(gpu_->QkNormRopeBackward(qkv_there, norm_there, norm_there,
+                               frequencies_there, there, rstd_there, d_there,
+                               d_q_there, d_k_there, stream()));
+  EXPECT_LT(RelativeError(GetAct(out, count), Wide(want)), Tolerance(kTurned));
+  EXPECT_LT(RelativeError(GetAct(d_there, count), Wide(want_d)),
+            Tolerance(kRounded));
+}
+
 void ElementwiseGpuTest::CheckSwiGlu(int64_t tokens, int64_t inner) {
   SCOPED_TRACE(absl::StrCat(tokens, " x ", inner));
   const int64_t count = tokens * inner;
@@ -234,16 +277,19 @@ void ElementwiseGpuTest::CheckSwiGlu(int64_t tokens, int64_t inner) {
   cpu_.Run(cpu_->SwiGluForward(gate_up.data(), tokens, inner, want.data(),
                                cpu_.stream()));
   cpu_.Run(cpu_->SwiGluBackward(gate_up.data(), d_out.data(), tokens, inner,
-                                want_d.data(), cpu_.stream()));
+                                want_d.data(), nullptr, cpu_.stream()));
   Act there = PutAct(gate_up), out = PutAct(Floats(count, kNaN));
   Act d_there = PutAct(d_out), d = PutAct(Floats(2 * count, kNaN));
   Run(gpu_->SwiGluForward(there, tokens, inner, out, stream()));
-  Run(gpu_->SwiGluBackward(there, d_there, tokens, inner, d, stream()));
+  Run(gpu_->SwiGluBackward(there, d_there, tokens, inner, d, nullptr,
+                           stream()));
   EXPECT_LT(RelativeError(GetAct(out, count), Wide(want)), Tolerance(kRounded));
   const Floats gradient = GetAct(d, 2 * count);
   EXPECT_LT(RelativeError(gradient, Wide(want_d)), Tolerance(kRounded));
-  Run(gpu_->SwiGluBackward(there, d_there, tokens, inner, there, stream()));
+  Run(gpu_->SwiGluBackward(there, d_there, tokens, inner, there, d_there,
+                           stream()));
   EXPECT_EQ(GetAct(there, 2 * count), gradient) << "in place";
+  EXPECT_EQ(GetAct(d_there, count), GetAct(out, count)) << "in place";
 }
 
 TEST_P(ElementwiseGpuTest, SwiGluMatchesTheCpu) {
@@ -263,7 +309,8 @@ TEST_P(ElementwiseGpuTest, SwiGluOfExtremeGatesIsFinite) {
   Act there = PutAct(gate_up), out = PutAct(Floats(n, kNaN));
   Act d = PutAct(Floats(2 * n, kNaN));
   Run(gpu_->SwiGluForward(there, 1, n, out, stream()));
-  Run(gpu_->SwiGluBackward(there, PutAct(Floats(n, 1)), 1, n, d, stream()));
+  Run(gpu_->SwiGluBackward(there, PutAct(Floats(n, 1)), 1, n, d, nullptr,
+                           stream()));
   const Floats y = GetAct(out, n), d_y = GetAct(d, 2 * n);
   for (int64_t i = 0; i < n; ++i) {
     const double g = gates[i], silu = g < -700 ? 0 : g / (1 + std::exp(-g));
@@ -425,7 +472,7 @@ TEST_P(ElementwiseGpuTest, RepeatedRunsGiveTheSameBits) {
     float *d_q = Put(Floats(64)), *d_k = Put(Floats(64));
     double* loss = bench_.Upload(std::vector<double>{0});
     Run(gpu_->RmsNormBackward(x_there, w, rstd, d_there, tokens, hidden, false,
-                              d_x, d_w, stream()));
+                              d_x, d_w, nullptr, stream()));
     Run(gpu_->QkNormRopeBackward(qkv_there, w, w, frequencies, shape, rstd,
                                  d_qkv, d_q, d_k, stream()));
     Run(gpu_->EmbeddingBackward(ids, d_there, tokens, hidden, vocab, d_table,
@@ -458,9 +505,10 @@ TEST_P(ElementwiseGpuTest, NothingToDoLeavesEverythingAsItIs) {
   EXPECT_OK(gpu_->RmsNormForward(nullptr, nullptr, 0, 8, kEps, nullptr, nullptr,
                                  stream()));
   EXPECT_OK(gpu_->RmsNormBackward(nullptr, nullptr, nullptr, nullptr, 0, 8,
-                                  false, nullptr, nullptr, stream()));
+                                  false, nullptr, nullptr, nullptr, stream()));
   EXPECT_OK(gpu_->SwiGluForward(nullptr, 0, 8, nullptr, stream()));
-  EXPECT_OK(gpu_->SwiGluBackward(nullptr, nullptr, 0, 8, nullptr, stream()));
+  EXPECT_OK(
+      gpu_->SwiGluBackward(nullptr, nullptr, 0, 8, nullptr, nullptr, stream()));
   EXPECT_OK(gpu_->CrossEntropy(nullptr, nullptr, 0, 8, 1, nullptr, stream()));
   EXPECT_OK(gpu_->CastToBf16(nullptr, 0, nullptr, stream()));
   EXPECT_OK(bench_.device().Synchronize(stream()));
@@ -483,7 +531,7 @@ TEST_P(ElementwiseGpuTest, ShapesBeyondTheKernelsAreRefused) {
   EXPECT_THAT(
       gpu_->RmsNormBackward(nullptr, nullptr, nullptr, nullptr, 1,
                             kMaxNormHidden + 1, false, nullptr, nullptr,
-                            stream()),
+                            nullptr, stream()),
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("hidden size")));
   EXPECT_THAT(gpu_->QkNormRopeForward(nullptr, nullptr, nullptr, kEps, nullptr,
                                       {1, 1, 1, 1, kMaxRopeHeadDim + 2, 0},

@@ -65,13 +65,24 @@ void LinearGpuTest::CheckForward(const Size& s, bool bias, bool add) {
   Act d_y = bench_.UploadAct(y, dtype());
   ASSERT_OK(linear_->Forward(bench_.UploadAct(x, dtype()), bench_.Upload(w),
                              bias ? bench_.Upload(b) : nullptr, s.tokens, s.in,
-                             s.out, add, d_y, bench_.stream()));
+                             s.out, add ? d_y : nullptr, d_y, bench_.stream()));
   ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
   Vec want =
       reference::Linear(Wide(x), Wide(w), Wide(b), s.tokens, s.in, s.out);
   if (add) want = Plus(want, y);
   EXPECT_LT(RelativeError(bench_.DownloadAct(d_y, y.size(), dtype()), want),
             Tolerance(dtype()));
+  if (!add) return;
+  // The same from elsewhere.
+  Act residual = bench_.UploadAct(y, dtype());
+  Act apart = bench_.UploadAct(Floats(y.size(), kNaN), dtype());
+  ASSERT_OK(linear_->Forward(bench_.UploadAct(x, dtype()), bench_.Upload(w),
+                             bias ? bench_.Upload(b) : nullptr, s.tokens, s.in,
+                             s.out, residual, apart, bench_.stream()));
+  ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
+  EXPECT_LT(RelativeError(bench_.DownloadAct(apart, y.size(), dtype()), want),
+            Tolerance(dtype()));
+  EXPECT_EQ(bench_.DownloadAct(residual, y.size(), dtype()), y);
 }
 
 void LinearGpuTest::CheckBackwardInput(const Size& s, bool add) {
@@ -151,8 +162,8 @@ TEST_P(LinearGpuTest, BackwardWeightAddsToTheAccumulator) {
 
 TEST_P(LinearGpuTest, NoTokensLeaveEverythingAsItIs) {
   float* d_w = bench_.Upload(Floats(12, 5));
-  EXPECT_OK(linear_->Forward(nullptr, nullptr, nullptr, 0, 3, 4, false, nullptr,
-                             bench_.stream()));
+  EXPECT_OK(linear_->Forward(nullptr, nullptr, nullptr, 0, 3, 4, nullptr,
+                             nullptr, bench_.stream()));
   EXPECT_OK(linear_->BackwardInput(nullptr, nullptr, 0, 3, 4, false, nullptr,
                                    bench_.stream()));
   EXPECT_OK(linear_->BackwardWeight(nullptr, nullptr, 0, 3, 4, d_w, nullptr,
@@ -173,7 +184,7 @@ TEST_P(LinearGpuTest, OperandsMayLieAnywhereInTheirBuffers) {
   };
   ASSERT_OK(linear_->Forward(shifted(bench_.UploadAct(x, dtype())),
                              bench_.Upload(w) + 1, nullptr, s.tokens, s.in,
-                             s.out, false, shifted(y), bench_.stream()));
+                             s.out, nullptr, shifted(y), bench_.stream()));
   ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
   const Vec want = reference::Linear(Wide(Floats(x.begin() + 1, x.end())),
                                      Wide(Bf16s(w.begin() + 1, w.end())), {},
@@ -215,7 +226,7 @@ TEST_P(LinearGpuTest, AfterWarmUpNothingIsPlannedOrAllocated) {
   Act y = bench_.UploadAct(Floats(s.tokens * s.out), dtype());
   float* d_w = bench_.Upload(Floats(s.out * s.in));
   float* d_b = bench_.Upload(Floats(s.out));
-  ASSERT_OK(linear_->Forward(x, w, nullptr, s.tokens, s.in, s.out, false, y,
+  ASSERT_OK(linear_->Forward(x, w, nullptr, s.tokens, s.in, s.out, nullptr, y,
                              bench_.stream()));
   ASSERT_OK(linear_->BackwardInput(y, w, s.tokens, s.in, s.out, false, x,
                                    bench_.stream()));
@@ -230,7 +241,7 @@ TEST_P(LinearGpuTest, AfterWarmUpNothingIsPlannedOrAllocated) {
 
   const size_t allocated = bench_.device().allocated_bytes();
   EXPECT_THAT(
-      linear_->Forward(x, w, nullptr, s.tokens - 1, s.in, s.out, false, y,
+      linear_->Forward(x, w, nullptr, s.tokens - 1, s.in, s.out, nullptr, y,
                        bench_.stream()),
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("warm-up")));
   EXPECT_EQ(bench_.device().allocated_bytes(), allocated);
@@ -249,7 +260,7 @@ TEST_P(LinearGpuTest, AnotherStreamWaitsForTheWorkspace) {
   for (int i = 0; i < 10; ++i) {
     Stream& stream = i % 2 == 0 ? bench_.stream() : *other;
     ASSERT_OK(bench_.device().Wait(*done, stream));
-    ASSERT_OK(linear_->Forward(i % 2 == 0 ? a : b, w, nullptr, n, n, n, false,
+    ASSERT_OK(linear_->Forward(i % 2 == 0 ? a : b, w, nullptr, n, n, n, nullptr,
                                i % 2 == 0 ? b : a, stream));
     ASSERT_OK(bench_.device().Record(*done, stream));
   }

@@ -40,25 +40,29 @@ struct Geometry {
   Range queries(int64_t block) const {
     return {block * rows, std::min(shape.sequence, (block + 1) * rows)};
   }
-  // Keys that row `query` sees.
-  Range seen(int64_t query) const {
-    const int64_t first =
-        shape.window > 0 ? std::max<int64_t>(0, query - shape.window + 1) : 0;
+  // Keys that row `query` of sequence b sees. Both ends ascend with `query`.
+  Range seen(int64_t b, int64_t query) const {
+    int64_t first = 0;
+    if (shape.documents.first_row != nullptr) {
+      const int64_t row = b * shape.sequence;
+      first = shape.documents.first_row[row + query] - row;
+    }
+    if (shape.window > 0) first = std::max(first, query - shape.window + 1);
     return {first, query + 1};
   }
   // Keys of grid block `key_block` that any row of `q` sees; may be empty.
-  Range keys(Range q, int64_t key_block) const {
-    return {std::max(seen(q.begin).begin, key_block * kKeyColumns),
+  Range keys(int64_t b, Range q, int64_t key_block) const {
+    return {std::max(seen(b, q.begin).begin, key_block * kKeyColumns),
             std::min(q.end, (key_block + 1) * kKeyColumns)};
   }
   // Grid blocks that the rows of `q` see.
-  Range key_block_range(Range q) const {
-    return {seen(q.begin).begin / kKeyColumns,
+  Range key_block_range(int64_t b, Range q) const {
+    return {seen(b, q.begin).begin / kKeyColumns,
             (q.end + kKeyColumns - 1) / kKeyColumns};
   }
   // Columns of the block `k` that `query` sees, from the block's first key.
-  Range columns(int64_t query, Range k) const {
-    const Range s = seen(query);
+  Range columns(int64_t b, int64_t query, Range k) const {
+    const Range s = seen(b, query);
     const int64_t begin = std::clamp(s.begin, k.begin, k.end) - k.begin;
     const int64_t end = std::clamp(s.end, k.begin, k.end) - k.begin;
     return {begin, std::max(begin, end)};
@@ -110,21 +114,21 @@ void ForwardBlock(const Geometry& g, int64_t b, int64_t head, int64_t block,
                   const float* qkv, float* out, float* lse, float* tile) {
   const int64_t d = g.shape.head_dim;
   const int64_t kv_head = head / (g.shape.heads / g.shape.kv_heads);
-  const Range q = g.queries(block), key_blocks = g.key_block_range(q);
+  const Range q = g.queries(block), key_blocks = g.key_block_range(b, q);
   float* scores = tile;
   float max[kMaxQueryRows];
   double sum[kMaxQueryRows];
   std::fill(max, max + q.size(), -std::numeric_limits<float>::infinity());
   std::fill(sum, sum + q.size(), 0.0);
   for (int64_t j = key_blocks.begin; j < key_blocks.end; ++j) {
-    const Range k = g.keys(q, j);
+    const Range k = g.keys(b, q, j);
     Gemm(CblasNoTrans, CblasTrans, q.size(), k.size(), d, g.scale,
          qkv + g.q(b, q.begin, head), g.qkv_stride(),
          qkv + g.k(b, k.begin, kv_head), g.qkv_stride(), /*add=*/false, scores,
          k.size());
     for (int64_t i = 0; i < q.size(); ++i) {
       float* row = scores + i * k.size();
-      const Range seen = g.columns(q.begin + i, k);
+      const Range seen = g.columns(b, q.begin + i, k);
       ZeroOutside(seen, k.size(), row);
       if (seen.size() == 0) continue;
       const float block_max = simd::Max(row + seen.begin, seen.size());
@@ -167,7 +171,7 @@ void BackwardBlock(const Geometry& g, const BackwardInputs& in, int64_t b,
                    bool want_kv, float* tile) {
   const int64_t d = g.shape.head_dim;
   const int64_t kv_head = head / (g.shape.heads / g.shape.kv_heads);
-  const Range q = g.queries(block), k = g.keys(q, key_block);
+  const Range q = g.queries(block), k = g.keys(b, q, key_block);
   if (k.size() <= 0) return;
   float* scores = tile;
   float* d_p = tile + kMaxQueryRows * kKeyColumns;
@@ -181,7 +185,7 @@ void BackwardBlock(const Geometry& g, const BackwardInputs& in, int64_t b,
        g.o_stride(), v_rows, g.qkv_stride(), /*add=*/false, d_p, k.size());
   for (int64_t i = 0; i < q.size(); ++i) {
     const int64_t row = q.begin + i, o = g.o(b, row, head);
-    const Range seen = g.columns(row, k);
+    const Range seen = g.columns(b, row, k);
     ZeroOutside(seen, k.size(), scores + i * k.size());
     ZeroOutside(seen, k.size(), d_p + i * k.size());
     const float delta =

@@ -17,10 +17,15 @@ namespace {
 // What cuDNN's kernels ask of every address.
 constexpr uintptr_t kAlignment = 16;
 
+bool IsPacked(const AttentionShape& s) {
+  return s.documents.first_row != nullptr;
+}
+
 std::string NameOf(const AttentionShape& s) {
   return absl::StrCat("attention of ", s.batch, " x ", s.sequence, " tokens, ",
                       s.heads, "/", s.kv_heads, " heads of ", s.head_dim,
-                      s.window == 0 ? "" : absl::StrCat(", window ", s.window));
+                      s.window == 0 ? "" : absl::StrCat(", window ", s.window),
+                      IsPacked(s) ? ", packed documents" : "");
 }
 
 absl::Status CheckShape(const AttentionShape& s) {
@@ -89,8 +94,8 @@ absl::StatusOr<std::unique_ptr<CudaAttention>> CudaAttention::Create(
 
 CudaAttention::Key CudaAttention::KeyOf(const AttentionShape& s,
                                         bool backward) {
-  return {s.batch,    s.sequence,  s.heads, s.kv_heads,
-          s.head_dim, WindowOf(s), backward};
+  return {s.batch,    s.sequence,  s.heads,     s.kv_heads,
+          s.head_dim, WindowOf(s), IsPacked(s), backward};
 }
 
 absl::StatusOr<bool> CudaAttention::IsFused(const AttentionShape& shape,
@@ -122,7 +127,9 @@ absl::StatusOr<const CudaAttention::Route*> CudaAttention::RouteOf(
 absl::StatusOr<CudaAttention::Route> CudaAttention::Plan(
     const AttentionShape& shape, bool backward) {
   absl::Status refused;
-  if (sdpa_ != nullptr) {
+  if (sdpa_ != nullptr && IsPacked(shape)) {
+    refused = absl::UnimplementedError("documents are not planned with it");
+  } else if (sdpa_ != nullptr) {
     const SdpaShape whole = WholeShape(shape);
     absl::StatusOr<Route> route;
     if (backward && options_.deterministic) {
@@ -144,8 +151,8 @@ absl::StatusOr<CudaAttention::Route> CudaAttention::Plan(
   }
   if (!refused.ok()) {
     spdlog::warn(
-        "{}, {}: cuDNN refuses it ({}); the plain kernels run "
-        "instead, which are many times slower",
+        "{}, {}: not by cuDNN ({}); the plain kernels run instead, which are "
+        "many times slower",
         NameOf(shape), backward ? "backward" : "forward",
         std::string(refused.message()));
   }

@@ -2,9 +2,9 @@
 //
 // BF16: cuDNN's fused attention, read in place from the fused buffer. Where it
 // refuses a shape, and for float32 activations, the plain kernels; a refusal is
-// logged once per shape. The fast backward is not bitwise repeatable; the
-// deterministic one is, and its workspace is bounded by going over sequences,
-// then over groups of heads.
+// logged once per shape. So do packed documents. The fast backward is not
+// bitwise repeatable; the deterministic one is, and its workspace is bounded by
+// going over sequences, then over groups of heads.
 #pragma once
 
 #include <cstddef>
@@ -56,12 +56,12 @@ class CudaAttention {
   };
   struct Key {
     int64_t batch, sequence, heads, kv_heads, head_dim, window;
-    bool backward;
+    bool packed, backward;
     bool operator==(const Key&) const = default;
     template <typename H>
     friend H AbslHashValue(H h, const Key& k) {
       return H::combine(std::move(h), k.batch, k.sequence, k.heads, k.kv_heads,
-                        k.head_dim, k.window, k.backward);
+                        k.head_dim, k.window, k.packed, k.backward);
     }
   };
 

@@ -45,11 +45,11 @@ class CpuOps final : public Ops {
                               Stream& stream) override;
   absl::Status RmsNormBackward(ConstAct x, const bf16* w, const float* rstd,
                                ConstAct d_out, int64_t tokens, int64_t hidden,
-                               bool add, Act d_x, float* d_w,
+                               bool add, Act d_x, float* d_w, Act normed,
                                Stream& stream) override;
   absl::Status LinearForward(ConstAct x, const bf16* w, const bf16* bias,
-                             int64_t tokens, int64_t in, int64_t out, bool add,
-                             Act y, Stream& stream) override;
+                             int64_t tokens, int64_t in, int64_t out,
+                             ConstAct residual, Act y, Stream& stream) override;
   absl::Status LinearBackwardInput(ConstAct d_y, const bf16* w, int64_t tokens,
                                    int64_t in, int64_t out, bool add, Act d_x,
                                    Stream& stream) override;
@@ -75,7 +75,7 @@ class CpuOps final : public Ops {
   absl::Status SwiGluForward(ConstAct gate_up, int64_t tokens, int64_t inner,
                              Act out, Stream& stream) override;
   absl::Status SwiGluBackward(ConstAct gate_up, ConstAct d_out, int64_t tokens,
-                              int64_t inner, Act d_gate_up,
+                              int64_t inner, Act d_gate_up, Act activated,
                               Stream& stream) override;
   absl::Status CrossEntropy(Act logits, const int32_t* labels, int64_t rows,
                             int64_t vocab, float scale, double* loss_sum,
@@ -112,11 +112,11 @@ class CpuOps final : public Ops {
   void ForRanges(int64_t n, int64_t grain,
                  const std::function<void(int64_t, int64_t)>& body);
 
-  // c [m, n] (+)= a [m, k] * W (+ bias); W is w [n, k] transposed if
-  // `transpose`, else w [k, n].
+  // c [m, n] = a [m, k] * W (+ bias) (+ residual [m, n], which may be c); W is
+  // w [n, k] transposed if `transpose`, else w [k, n].
   void MatMulBf16(const float* a, const bf16* w, bool transpose,
-                  const bf16* bias, int64_t m, int64_t n, int64_t k, bool add,
-                  float* c);
+                  const bf16* bias, int64_t m, int64_t n, int64_t k,
+                  const float* residual, float* c);
 
   int threads_;
   ThreadPool pool_;

@@ -51,12 +51,16 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T v[N];
 };
 
+template <int N, typename T>
+inline __device__ void Unpack(const Pack<T, N>& pack, float (&to)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) to[j] = ToFloat(pack.v[j]);
+}
 // N elements at an address aligned like Pack<T, N>.
 template <int N, typename T>
 inline __device__ void Load(const T* from, float (&to)[N]) {
   const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(from);
-#pragma unroll
-  for (int j = 0; j < N; ++j) to[j] = ToFloat(pack.v[j]);
+  Unpack(pack, to);
 }
 template <int N, typename T>
 inline __device__ void Store(const float (&from)[N], T* to) {

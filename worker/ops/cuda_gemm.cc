@@ -67,13 +67,13 @@ uint32_t Alignment(const void* address) {
 
 struct PlanKey {
   GemmShape shape;
-  uint32_t align_a, align_b, align_d, align_bias;
+  uint32_t align_a, align_b, align_c, align_d, align_bias;
 
   bool operator==(const PlanKey&) const = default;
   template <typename H>
   friend H AbslHashValue(H h, const PlanKey& k) {
-    return H::combine(std::move(h), k.shape, k.align_a, k.align_b, k.align_d,
-                      k.align_bias);
+    return H::combine(std::move(h), k.shape, k.align_a, k.align_b, k.align_c,
+                      k.align_d, k.align_bias);
   }
 };
 
@@ -118,8 +118,12 @@ class CudaGemmImpl : public CudaGemm {
  private:
   absl::Status RunWith(const GemmShape& shape, const GemmOperands& operands,
                        void* workspace, cudaStream_t stream) {
-    const PlanKey key = {shape, Alignment(operands.a), Alignment(operands.b),
-                         Alignment(operands.d), Alignment(operands.bias)};
+    const PlanKey key = {shape,
+                         Alignment(operands.a),
+                         Alignment(operands.b),
+                         Alignment(operands.c),
+                         Alignment(operands.d),
+                         Alignment(operands.bias)};
     auto it = plans_.find(key);
     if (it == plans_.end()) {
       if (mode_ == PlanMode::kFrozen) {
@@ -142,9 +146,11 @@ class CudaGemmImpl : public CudaGemm {
           sizeof(operands.bias)));
     }
     const float alpha = 1, beta = shape.add ? 1 : 0;
+    // Without one the library still asks for an address.
+    const void* c = shape.add ? operands.c : operands.d;
     SDP_RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(
         handle_.get(), plan.desc.get(), &alpha, operands.a, plan.a.get(),
-        operands.b, plan.b.get(), &beta, operands.d, plan.d.get(), operands.d,
+        operands.b, plan.b.get(), &beta, c, plan.d.get(), operands.d,
         plan.d.get(), &algorithm, workspace, kWorkspaceBytes, stream));
     return absl::OkStatus();
   }
@@ -204,7 +210,7 @@ class CudaGemmImpl : public CudaGemm {
     SDP_RETURN_IF_CUBLAS_ERROR(
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.align_b));
     SDP_RETURN_IF_CUBLAS_ERROR(
-        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.align_d));
+        prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.align_c));
     SDP_RETURN_IF_CUBLAS_ERROR(
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.align_d));
     if (deterministic_) {

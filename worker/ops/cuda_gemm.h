@@ -1,7 +1,7 @@
 // Matrix products through cuBLASLt, one plan per shape. Column-major, as the
 // library has it; linear_cuda.cc maps the row-major layers onto it.
 //
-//   D [m, n] = op(A) [m, k] * op(B) [k, n]  (+ D)  (+ bias [m], per column)
+//   D [m, n] = op(A) [m, k] * op(B) [k, n]  (+ C)  (+ bias [m], per column)
 //
 // Thread-compatible.
 #pragma once
@@ -27,7 +27,7 @@ enum class GemmType : uint8_t {
 struct GemmShape {
   GemmType type;
   bool transpose_a, transpose_b;
-  bool add;  // D is added to, else written
+  bool add;  // there is a C, like D in type and stride
   bool bias;
   int64_t m, n, k;
   int64_t lda, ldb, ldd;  // columns' strides, elements
@@ -44,6 +44,7 @@ struct GemmShape {
 struct GemmOperands {
   const void* a;
   const void* b;
+  const void* c;  // may be d
   void* d;
   const void* bias;
 };

@@ -39,16 +39,18 @@ template <typename T>
 cudaError_t LaunchRmsNormForward(const T* x, const bf16* w, int64_t tokens,
                                  int64_t hidden, float eps, T* out, float* rstd,
                                  cudaStream_t stream);
-// partial: GradientParts(tokens) * hidden floats.
+// partial: GradientParts(tokens) * hidden floats. normed may be null.
 template <typename T>
 cudaError_t LaunchRmsNormBackward(const T* x, const bf16* w, const float* rstd,
                                   const T* d_out, int64_t tokens,
                                   int64_t hidden, bool add, float* partial,
-                                  T* d_x, float* d_w, cudaStream_t stream);
+                                  T* d_x, float* d_w, T* normed,
+                                  cudaStream_t stream);
 
 inline constexpr int64_t kMaxRopeHeadDim = 512;
 struct RopeShape {
   int64_t tokens, sequence, heads, kv_heads, head_dim;
+  const int32_t* first_row;  // as in Documents; may be null
 };
 template <typename T>
 cudaError_t LaunchQkNormRopeForward(const T* qkv, const bf16* q_norm,
@@ -71,7 +73,7 @@ cudaError_t LaunchSwiGluForward(const T* gate_up, int64_t tokens, int64_t inner,
 template <typename T>
 cudaError_t LaunchSwiGluBackward(const T* gate_up, const T* d_out,
                                  int64_t tokens, int64_t inner, T* d_gate_up,
-                                 cudaStream_t stream);
+                                 T* activated, cudaStream_t stream);
 
 // losses: rows doubles of scratch.
 template <typename T>

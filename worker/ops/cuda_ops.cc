@@ -34,8 +34,8 @@ void CudaOps::EndWarmUp() {
 
 absl::Status CudaOps::LinearForward(ConstAct x, const bf16* w, const bf16* bias,
                                     int64_t tokens, int64_t in, int64_t out,
-                                    bool add, Act y, Stream& stream) {
-  return linear_->Forward(x, w, bias, tokens, in, out, add, y, stream);
+                                    ConstAct residual, Act y, Stream& stream) {
+  return linear_->Forward(x, w, bias, tokens, in, out, residual, y, stream);
 }
 
 absl::Status CudaOps::LinearBackwardInput(ConstAct d_y, const bf16* w,

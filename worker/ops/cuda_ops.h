@@ -59,11 +59,11 @@ class CudaOps : public Ops {
                               Stream& stream) override;
   absl::Status RmsNormBackward(ConstAct x, const bf16* w, const float* rstd,
                                ConstAct d_out, int64_t tokens, int64_t hidden,
-                               bool add, Act d_x, float* d_w,
+                               bool add, Act d_x, float* d_w, Act normed,
                                Stream& stream) override;
   absl::Status LinearForward(ConstAct x, const bf16* w, const bf16* bias,
-                             int64_t tokens, int64_t in, int64_t out, bool add,
-                             Act y, Stream& stream) override;
+                             int64_t tokens, int64_t in, int64_t out,
+                             ConstAct residual, Act y, Stream& stream) override;
   absl::Status LinearBackwardInput(ConstAct d_y, const bf16* w, int64_t tokens,
                                    int64_t in, int64_t out, bool add, Act d_x,
                                    Stream& stream) override;
@@ -89,7 +89,7 @@ class CudaOps : public Ops {
   absl::Status SwiGluForward(ConstAct gate_up, int64_t tokens, int64_t inner,
                              Act out, Stream& stream) override;
   absl::Status SwiGluBackward(ConstAct gate_up, ConstAct d_out, int64_t tokens,
-                              int64_t inner, Act d_gate_up,
+                              int64_t inner, Act d_gate_up, Act activated,
                               Stream& stream) override;
   absl::Status CrossEntropy(Act logits, const int32_t* labels, int64_t rows,
                             int64_t vocab, float scale, double* loss_sum,

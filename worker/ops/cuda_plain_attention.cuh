@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "worker/ops/cuda_plain_attention.h"
 
@@ -31,6 +32,7 @@ struct Geometry {
   int64_t sequence, heads, kv_heads, head_dim, window;
   int64_t qkv_stride, out_stride;
   float scale;
+  const int32_t* first_row;  // of each row's document; null: its sequence's
 
   __device__ int64_t kv_head(int64_t head) const {
     return head / (heads / kv_heads);
@@ -51,14 +53,16 @@ struct Geometry {
   __device__ int64_t stat(int64_t b, int64_t row, int64_t head) const {
     return (b * heads + head) * sequence + row;
   }
-  __device__ bool sees(int64_t query, int64_t key) const {
-    return query < sequence && key <= query &&
-           (window == 0 || key > query - window);
+  // The first key that `query` (in the sequence) sees; ascends with it.
+  __device__ int64_t first_seen(int64_t b, int64_t query) const {
+    const int64_t start = first_row == nullptr
+                              ? 0
+                              : first_row[b * sequence + query] - b * sequence;
+    return window == 0 ? start : max(start, query - window + 1);
   }
-  // First key block that a query from `row` on may see.
-  __device__ int64_t first_key(int64_t row, int64_t block) const {
-    if (window == 0 || row < window) return 0;
-    return (row - window + 1) / block * block;
+  // The first row of the block of keys that queries from `query` on see.
+  __device__ int64_t first_key(int64_t b, int64_t query, int64_t block) const {
+    return first_seen(b, query) / block * block;
   }
 };
 
@@ -72,6 +76,20 @@ inline __device__ void LoadTile(const T* data, int64_t stride, int64_t first,
     tile[row * (d + 1) + c] =
         first + row < g.sequence ? Load(data[row * stride + c]) : 0.0f;
   }
+}
+
+// first[i] = first key that row `row` + i sees, which is none beyond the
+// sequence. A query sees the keys from there to itself.
+template <int kB>
+inline __device__ void LoadFirstSeen(const Geometry& g, int64_t b, int64_t row,
+                                     int* first) {
+  if (threadIdx.x >= kB) return;
+  const int64_t query = row + threadIdx.x;
+  first[threadIdx.x] =
+      static_cast<int>(query < g.sequence ? g.first_seen(b, query) : INT32_MAX);
+}
+inline __device__ bool Sees(int first, int64_t query, int64_t key) {
+  return key >= first && key <= query;
 }
 
 inline __device__ float Dot(const float* a, const float* b, int d) {
@@ -88,7 +106,8 @@ inline Geometry MakeGeometry(const AttentionShape& s) {
           s.window,
           s.qkv_dim(),
           s.heads * s.head_dim,
-          static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim)))};
+          static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_dim))),
+          s.documents.first_row};
 }
 
 // `tiles` tiles fit 99 KiB, the smallest shared memory of a block on any GPU

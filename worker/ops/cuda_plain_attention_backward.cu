@@ -27,13 +27,14 @@ __global__ void __launch_bounds__(kThreads)
 // p[i][j] = softmax of the scores of query i and key j, 0 where it sees none.
 template <int kB>
 __device__ void Probabilities(const Geometry& g, const float* q, const float* k,
-                              const float* row_lse, int64_t query, int64_t key,
-                              int pitch, float (*p)[kB + 1]) {
+                              const float* row_lse, const int* first_seen,
+                              int64_t query, int64_t key, int pitch,
+                              float (*p)[kB + 1]) {
   const int d = static_cast<int>(g.head_dim);
   for (int n = threadIdx.x; n < kB * kB; n += kThreads) {
     const int i = n / kB, j = n % kB;
     p[i][j] =
-        g.sees(query + i, key + j)
+        Sees(first_seen[i], query + i, key + j)
             ? expf(g.scale * Dot(q + i * pitch, k + j * pitch, d) - row_lse[i])
             : 0.0f;
   }
@@ -52,11 +53,13 @@ __global__ void __launch_bounds__(kThreads)
   float* sum = kv + kB * pitch;    // [kB][pitch]
   __shared__ float p[kB][kB + 1];  // then the scores' gradient
   __shared__ float row_lse[kB], row_delta[kB];
+  __shared__ int first_seen[kB];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kB;
   const int64_t head = blockIdx.y, b = blockIdx.z, kv_head = g.kv_head(head);
 
   LoadTile<kB>(qkv + g.q(b, first, head), g.qkv_stride, first, g, q);
   LoadTile<kB>(d_out + g.out(b, first, head), g.out_stride, first, g, grad);
+  LoadFirstSeen<kB>(g, b, first, first_seen);
   for (int i = threadIdx.x; i < kB * pitch; i += kThreads) sum[i] = 0;
   if (threadIdx.x < kB) {
     const bool valid = first + threadIdx.x < g.sequence;
@@ -65,11 +68,11 @@ __global__ void __launch_bounds__(kThreads)
     row_delta[threadIdx.x] = valid ? delta[at] : 0.0f;
   }
   const int64_t last = min(first + kB, g.sequence) - 1;
-  for (int64_t key = g.first_key(first, kB); key <= last; key += kB) {
+  for (int64_t key = g.first_key(b, first, kB); key <= last; key += kB) {
     __syncthreads();
     LoadTile<kB>(qkv + g.k(b, key, kv_head), g.qkv_stride, key, g, kv);
     __syncthreads();
-    Probabilities<kB>(g, q, kv, row_lse, first, key, pitch, p);
+    Probabilities<kB>(g, q, kv, row_lse, first_seen, first, key, pitch, p);
     __syncthreads();
     LoadTile<kB>(qkv + g.v(b, key, kv_head), g.qkv_stride, key, g, kv);
     __syncthreads();
@@ -111,6 +114,7 @@ __global__ void __launch_bounds__(kThreads)
   float* d_v = d_k + kB * pitch;   // [kB][pitch]
   __shared__ float p[kB][kB + 1], d_s[kB][kB + 1];
   __shared__ float row_lse[kB], row_delta[kB];
+  __shared__ int first_seen[kB];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kB;
   const int64_t kv_head = blockIdx.y, b = blockIdx.z;
   const int64_t group = g.heads / g.kv_heads;
@@ -123,7 +127,10 @@ __global__ void __launch_bounds__(kThreads)
       g.window == 0 ? g.sequence - 1 : min(last_key + g.window, g.sequence) - 1;
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
     for (int64_t query = first; query <= last; query += kB) {
+      // Later queries see later documents only.
+      if (g.first_seen(b, query) > last_key) break;
       __syncthreads();
+      LoadFirstSeen<kB>(g, b, query, first_seen);
       LoadTile<kB>(qkv + g.q(b, query, head), g.qkv_stride, query, g, rows);
       if (threadIdx.x < kB) {
         const bool valid = query + threadIdx.x < g.sequence;
@@ -132,7 +139,8 @@ __global__ void __launch_bounds__(kThreads)
         row_delta[threadIdx.x] = valid ? delta[at] : 0.0f;
       }
       __syncthreads();
-      Probabilities<kB>(g, rows, k, row_lse, query, first, pitch, p);
+      Probabilities<kB>(g, rows, k, row_lse, first_seen, query, first, pitch,
+                        p);
       __syncthreads();
       LoadTile<kB>(d_out + g.out(b, query, head), g.out_stride, query, g, rows);
       __syncthreads();

@@ -16,23 +16,25 @@ __global__ void __launch_bounds__(kThreads)
   float* sum = kv + kB * pitch;  // [kB][pitch]
   __shared__ float p[kB][kB + 1];
   __shared__ float row_max[kB], row_sum[kB], factor[kB];
+  __shared__ int first_seen[kB];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kB;
   const int64_t head = blockIdx.y, b = blockIdx.z, kv_head = g.kv_head(head);
 
   LoadTile<kB>(qkv + g.q(b, first, head), g.qkv_stride, first, g, q);
+  LoadFirstSeen<kB>(g, b, first, first_seen);
   for (int i = threadIdx.x; i < kB * pitch; i += kThreads) sum[i] = 0;
   if (threadIdx.x < kB) {
     row_max[threadIdx.x] = -INFINITY;
     row_sum[threadIdx.x] = 0;
   }
   const int64_t last = min(first + kB, g.sequence) - 1;
-  for (int64_t key = g.first_key(first, kB); key <= last; key += kB) {
+  for (int64_t key = g.first_key(b, first, kB); key <= last; key += kB) {
     __syncthreads();
     LoadTile<kB>(qkv + g.k(b, key, kv_head), g.qkv_stride, key, g, kv);
     __syncthreads();
     for (int n = threadIdx.x; n < kB * kB; n += kThreads) {
       const int i = n / kB, j = n % kB;
-      p[i][j] = g.sees(first + i, key + j)
+      p[i][j] = Sees(first_seen[i], first + i, key + j)
                     ? g.scale * Dot(q + i * pitch, kv + j * pitch, d)
                     : -INFINITY;
     }

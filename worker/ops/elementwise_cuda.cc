@@ -37,7 +37,8 @@ absl::StatusOr<RopeShape> RopeShapeOf(const AttentionShape& s) {
         absl::StrCat("rope of heads of ", s.head_dim, ": at most ",
                      kMaxRopeHeadDim, " are supported"));
   }
-  return RopeShape{s.tokens(), s.sequence, s.heads, s.kv_heads, s.head_dim};
+  return RopeShape{s.tokens(), s.sequence, s.heads,
+                   s.kv_heads, s.head_dim, s.documents.first_row};
 }
 
 // launch(handle, T()), T being the activations' element.
@@ -117,7 +118,8 @@ absl::Status CudaOps::RmsNormForward(ConstAct x, const bf16* w, int64_t tokens,
 absl::Status CudaOps::RmsNormBackward(ConstAct x, const bf16* w,
                                       const float* rstd, ConstAct d_out,
                                       int64_t tokens, int64_t hidden, bool add,
-                                      Act d_x, float* d_w, Stream& stream) {
+                                      Act d_x, float* d_w, Act normed,
+                                      Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckSizes("RMS norm gradient", tokens, {hidden}));
   if (hidden > kMaxNormHidden) {
     return absl::UnimplementedError(
@@ -131,7 +133,7 @@ absl::Status CudaOps::RmsNormBackward(ConstAct x, const bf16* w,
                        return LaunchRmsNormBackward(
                            As(x, e), w, rstd, As(d_out, e), tokens, hidden, add,
                            static_cast<float*>(scratch), As(d_x, e), d_w,
-                           handle);
+                           As(normed, e), handle);
                      });
 }
 
@@ -184,14 +186,15 @@ absl::Status CudaOps::SwiGluForward(ConstAct gate_up, int64_t tokens,
 
 absl::Status CudaOps::SwiGluBackward(ConstAct gate_up, ConstAct d_out,
                                      int64_t tokens, int64_t inner,
-                                     Act d_gate_up, Stream& stream) {
+                                     Act d_gate_up, Act activated,
+                                     Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckSizes("SwiGLU gradient", tokens, {inner}));
   if (tokens == 0) return absl::OkStatus();
   return OnStream(options_.activation, "SwiGLU gradient", stream,
                   [&](cudaStream_t handle, auto e) {
                     return LaunchSwiGluBackward(As(gate_up, e), As(d_out, e),
                                                 tokens, inner, As(d_gate_up, e),
-                                                handle);
+                                                As(activated, e), handle);
                   });
 }
 

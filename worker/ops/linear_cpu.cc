@@ -1,5 +1,6 @@
 // Linear layers: GEMM over a fixed grid of tiles, weights upcast tile by tile.
 #include <algorithm>
+#include <cstring>
 
 #include "common/base/status.h"
 #include "common/base/units.h"
@@ -36,7 +37,7 @@ absl::Status CheckLinear(int64_t tokens, int64_t in, int64_t out) {
 
 void CpuOps::MatMulBf16(const float* a, const bf16* w, bool transpose,
                         const bf16* bias, int64_t m, int64_t n, int64_t k,
-                        bool add, float* c) {
+                        const float* residual, float* c) {
   if (m == 0) return;
   const int64_t tile_n = Part(n, kTileColumns);
   const int64_t tile_k = Part(k, kTileFloats / tile_n / 16 * 16);
@@ -49,6 +50,12 @@ void CpuOps::MatMulBf16(const float* a, const bf16* w, bool transpose,
     const int64_t m0 = i % rows * tile_m, n0 = i / rows * tile_n;
     const int64_t tm = std::min(tile_m, m - m0), tn = std::min(tile_n, n - n0);
     float* out = c + m0 * n + n0;
+    if (residual != nullptr && residual != c) {
+      const float* from = residual + m0 * n + n0;
+      for (int64_t row = 0; row < tm; ++row) {
+        std::memcpy(out + row * n, from + row * n, tn * sizeof(float));
+      }
+    }
     for (int64_t k0 = 0; k0 < k; k0 += tile_k) {
       const int64_t tk = std::min(tile_k, k - k0);
       if (transpose) {
@@ -61,8 +68,8 @@ void CpuOps::MatMulBf16(const float* a, const bf16* w, bool transpose,
         }
       }
       Gemm(CblasNoTrans, transpose ? CblasTrans : CblasNoTrans, tm, tn, tk,
-           1.0f, a + m0 * k + k0, k, tile, transpose ? tk : tn, add || k0 > 0,
-           out, n);
+           1.0f, a + m0 * k + k0, k, tile, transpose ? tk : tn,
+           residual != nullptr || k0 > 0, out, n);
     }
     if (bias != nullptr) {
       for (int64_t row = 0; row < tm; ++row) {
@@ -75,11 +82,12 @@ void CpuOps::MatMulBf16(const float* a, const bf16* w, bool transpose,
 
 absl::Status CpuOps::LinearForward(ConstAct x, const bf16* w, const bf16* bias,
                                    int64_t tokens, int64_t in, int64_t out,
-                                   bool add, Act y, Stream& stream) {
+                                   ConstAct residual, Act y, Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
   return Enqueue(stream, [=, this] {
     MatMulBf16(static_cast<const float*>(x), w, /*transpose=*/true, bias,
-               tokens, out, in, add, static_cast<float*>(y));
+               tokens, out, in, static_cast<const float*>(residual),
+               static_cast<float*>(y));
   });
 }
 
@@ -90,7 +98,8 @@ absl::Status CpuOps::LinearBackwardInput(ConstAct d_y, const bf16* w,
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
   return Enqueue(stream, [=, this] {
     MatMulBf16(static_cast<const float*>(d_y), w, /*transpose=*/false,
-               /*bias=*/nullptr, tokens, in, out, add,
+               /*bias=*/nullptr, tokens, in, out,
+               add ? static_cast<const float*>(d_x) : nullptr,
                static_cast<float*>(d_x));
   });
 }

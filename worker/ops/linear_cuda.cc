@@ -55,7 +55,7 @@ absl::StatusOr<const void*> CudaLinear::Operand(const bf16* w, int64_t offset,
 
 absl::Status CudaLinear::Forward(ConstAct x, const bf16* w, const bf16* bias,
                                  int64_t tokens, int64_t in, int64_t out,
-                                 bool add, Act y, Stream& stream) {
+                                 ConstAct residual, Act y, Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
   if (tokens == 0) return absl::OkStatus();
   SDP_RETURN_IF_ERROR(ReserveWide(in * out + out, stream));
@@ -65,7 +65,7 @@ absl::Status CudaLinear::Forward(ConstAct x, const bf16* w, const bf16* bias,
   const GemmShape shape = {.type = wide() ? GemmType::kF32 : GemmType::kBf16,
                            .transpose_a = true,
                            .transpose_b = false,
-                           .add = add,
+                           .add = residual != nullptr,
                            .bias = bias != nullptr,
                            .m = out,
                            .n = tokens,
@@ -73,7 +73,7 @@ absl::Status CudaLinear::Forward(ConstAct x, const bf16* w, const bf16* bias,
                            .lda = in,
                            .ldb = in,
                            .ldd = out};
-  return gemm_->Run(shape, {weights, x, y, bias_values}, stream);
+  return gemm_->Run(shape, {weights, x, residual, y, bias_values}, stream);
 }
 
 absl::Status CudaLinear::BackwardInput(ConstAct d_y, const bf16* w,
@@ -94,7 +94,8 @@ absl::Status CudaLinear::BackwardInput(ConstAct d_y, const bf16* w,
                            .lda = in,
                            .ldb = out,
                            .ldd = in};
-  return gemm_->Run(shape, {weights, d_y, d_x, nullptr}, stream);
+  return gemm_->Run(shape, {weights, d_y, add ? d_x : nullptr, d_x, nullptr},
+                    stream);
 }
 
 absl::Status CudaLinear::BackwardWeight(ConstAct x, ConstAct d_y,
@@ -115,7 +116,7 @@ absl::Status CudaLinear::BackwardWeight(ConstAct x, ConstAct d_y,
       .lda = in,
       .ldb = out,
       .ldd = in};
-  SDP_RETURN_IF_ERROR(gemm_->Run(shape, {x, d_y, d_w, nullptr}, stream));
+  SDP_RETURN_IF_ERROR(gemm_->Run(shape, {x, d_y, d_w, d_w, nullptr}, stream));
   if (d_bias == nullptr) return absl::OkStatus();
   return AddColumnSums(d_y, tokens, out, d_bias, stream);
 }

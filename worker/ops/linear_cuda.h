@@ -24,8 +24,8 @@ class CudaLinear {
   void set_mode(PlanMode mode) { gemm_->set_mode(mode); }
 
   absl::Status Forward(ConstAct x, const bf16* w, const bf16* bias,
-                       int64_t tokens, int64_t in, int64_t out, bool add, Act y,
-                       Stream& stream);
+                       int64_t tokens, int64_t in, int64_t out,
+                       ConstAct residual, Act y, Stream& stream);
   absl::Status BackwardInput(ConstAct d_y, const bf16* w, int64_t tokens,
                              int64_t in, int64_t out, bool add, Act d_x,
                              Stream& stream);

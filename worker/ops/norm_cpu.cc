@@ -28,11 +28,12 @@ absl::Status CpuOps::RmsNormForward(ConstAct x, const bf16* w, int64_t tokens,
 absl::Status CpuOps::RmsNormBackward(ConstAct x, const bf16* w,
                                      const float* rstd, ConstAct d_out,
                                      int64_t tokens, int64_t hidden, bool add,
-                                     Act d_x, float* d_w, Stream& stream) {
+                                     Act d_x, float* d_w, Act normed,
+                                     Stream& stream) {
   return Enqueue(stream, [=, this] {
     const float* in = static_cast<const float*>(x);
     const float* d_y = static_cast<const float*>(d_out);
-    // Before d_x is written, which may be d_out.
+    // Before d_x or normed is written, which may be d_out.
     ForRanges(hidden, kColumns, [&](int64_t begin, int64_t end) {
       double sums[kColumns] = {};
       for (int64_t t = 0; t < tokens; ++t) {
@@ -50,6 +51,10 @@ absl::Status CpuOps::RmsNormBackward(ConstAct x, const bf16* w,
         simd::NormBackward(in + row, w, d_y + row, rstd[t],
                            static_cast<float>(r * r * r * dot / hidden), add,
                            hidden, static_cast<float*>(d_x) + row);
+        if (normed != nullptr) {
+          simd::NormScale(in + row, w, rstd[t], hidden,
+                          static_cast<float*>(normed) + row);
+        }
       }
     });
   });

@@ -24,10 +24,25 @@ using ConstAct = const void*;
 
 enum class ActDType { kF32, kBf16 };
 
+// Where the documents of packed sequences lie. Rows are those of the whole
+// micro-batch; no document crosses from one sequence into the next, and each
+// sequence is whole documents. Positions restart and attention ends at a
+// document's first row. Both arrays are device memory and say the same.
+struct Documents {
+  // [tokens]: the first row of each row's document. Null: every sequence is
+  // one document.
+  const int32_t* first_row = nullptr;
+  // [max_documents + 1]: first rows of the documents, ascending from 0; then
+  // `tokens` to the end of the array. Null if first_row is.
+  const int32_t* offsets = nullptr;
+  int64_t max_documents = 0;
+};
+
 struct AttentionShape {
   int64_t batch, sequence;
   int64_t heads, kv_heads, head_dim;
   int64_t window;  // keys a query sees, itself included; 0: all before it
+  Documents documents = {};
 
   int64_t tokens() const { return batch * sequence; }
   int64_t qkv_dim() const { return (heads + 2 * kv_heads) * head_dim; }
@@ -57,17 +72,21 @@ class Ops {
                                       int64_t hidden, double eps, Act out,
                                       float* rstd, Stream& stream) = 0;
   // d_x (+)= gradient; d_w += gradient. `add`: d_x is added to, else written.
+  // `normed`, if not null, is written: the forward's `out`, to the bit. d_x
+  // (unless it is added to) or `normed` may be d_out itself.
   virtual absl::Status RmsNormBackward(ConstAct x, const bf16* w,
                                        const float* rstd, ConstAct d_out,
                                        int64_t tokens, int64_t hidden, bool add,
-                                       Act d_x, float* d_w, Stream& stream) = 0;
+                                       Act d_x, float* d_w, Act normed,
+                                       Stream& stream) = 0;
 
-  // y (+)= x w^T (+ bias). x [tokens, in], w [out, in], y [tokens, out];
-  // bias [out] or null.
+  // y = x w^T (+ bias) (+ residual). x [tokens, in], w [out, in], y and
+  // residual [tokens, out]; bias [out] or null; residual null or, it may be, y
+  // itself.
   virtual absl::Status LinearForward(ConstAct x, const bf16* w,
                                      const bf16* bias, int64_t tokens,
-                                     int64_t in, int64_t out, bool add, Act y,
-                                     Stream& stream) = 0;
+                                     int64_t in, int64_t out, ConstAct residual,
+                                     Act y, Stream& stream) = 0;
   // d_x (+)= d_y w.
   virtual absl::Status LinearBackwardInput(ConstAct d_y, const bf16* w,
                                            int64_t tokens, int64_t in,
@@ -80,10 +99,10 @@ class Ops {
                                             float* d_bias, Stream& stream) = 0;
 
   // qkv, out [tokens, qkv_dim]: per head RMS norm of q and k with weights
-  // [head_dim] (null: none), then half-split rope with position = row %
-  // sequence; v is copied. cos/sin come from `inverse_frequencies`
-  // [head_dim / 2], device memory, float32. rstd [tokens, heads + kv_heads] is
-  // written when there is a norm.
+  // [head_dim] (null: none), then half-split rope with the position in the
+  // document; v is copied. out may be qkv. cos/sin come from
+  // `inverse_frequencies` [head_dim / 2], device memory, float32. rstd [tokens,
+  // heads + kv_heads] is written when there is a norm.
   virtual absl::Status QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
                                          const bf16* k_norm, double eps,
                                          const float* inverse_frequencies,
@@ -98,7 +117,8 @@ class Ops {
                                           float* d_q_norm, float* d_k_norm,
                                           Stream& stream) = 0;
 
-  // Causal attention over the fused buffer: softmax(q k^T / sqrt(d)) v.
+  // Causal attention over the fused buffer, within each document:
+  // softmax(q k^T / sqrt(d)) v.
   // out [tokens, heads * head_dim]; lse [batch, heads, sequence] float32.
   virtual absl::Status AttentionForward(ConstAct qkv,
                                         const AttentionShape& shape, Act out,
@@ -114,10 +134,12 @@ class Ops {
   virtual absl::Status SwiGluForward(ConstAct gate_up, int64_t tokens,
                                      int64_t inner, Act out,
                                      Stream& stream) = 0;
-  // d_gate_up is written; it may be gate_up itself.
+  // d_gate_up is written; it may be gate_up itself. `activated`, if not null,
+  // is written: the forward's `out`; it may be d_out itself.
   virtual absl::Status SwiGluBackward(ConstAct gate_up, ConstAct d_out,
                                       int64_t tokens, int64_t inner,
-                                      Act d_gate_up, Stream& stream) = 0;
+                                      Act d_gate_up, Act activated,
+                                      Stream& stream) = 0;
 
   // logits [rows, vocab] become their gradient: (softmax - onehot) * scale; 0
   // in rows whose label is negative. *loss_sum += sum of token losses

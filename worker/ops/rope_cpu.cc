@@ -30,6 +30,12 @@ absl::Status CheckShape(const AttentionShape& shape) {
   return absl::OkStatus();
 }
 
+// Of row t in its document.
+int64_t Position(const AttentionShape& shape, int64_t t) {
+  const int32_t* first_row = shape.documents.first_row;
+  return first_row == nullptr ? t % shape.sequence : t - first_row[t];
+}
+
 // cos and sin of one position, `half` values each.
 void Angles(int64_t position, const float* inverse_frequencies, int64_t half,
             float sign, float* cos, float* sin) {
@@ -54,7 +60,7 @@ absl::Status CpuOps::QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
     const auto row_forward = [&](int64_t t, float* tile) {
       float* cos = tile;
       float* sin = tile + half;
-      Angles(t % shape.sequence, inverse_frequencies, half, 1, cos, sin);
+      Angles(Position(shape, t), inverse_frequencies, half, 1, cos, sin);
       const float* in = static_cast<const float*>(qkv) + t * shape.qkv_dim();
       float* to = static_cast<float*>(out) + t * shape.qkv_dim();
       for (int64_t h = 0; h < rotated; ++h, in += d, to += d) {
@@ -95,7 +101,7 @@ absl::Status CpuOps::QkNormRopeBackward(ConstAct qkv, const bf16* q_norm,
                                   double* k_sum) {
       float* cos = tile;
       float* sin = tile + half;
-      Angles(t % shape.sequence, inverse_frequencies, half, -1, cos, sin);
+      Angles(Position(shape, t), inverse_frequencies, half, -1, cos, sin);
       const float* x = static_cast<const float*>(qkv) + t * shape.qkv_dim();
       float* g = static_cast<float*>(d_qkv) + t * shape.qkv_dim();
       for (int64_t h = 0; h < rotated; ++h, x += d, g += d) {

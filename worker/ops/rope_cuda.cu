@@ -16,7 +16,8 @@ constexpr int kThreads = 256;
 struct Geometry {
   int64_t tokens, sequence, row;  // row: elements of a token
   int heads, rotated, d, half;
-  int lanes;  // of a group; a power of two
+  int lanes;                 // of a group; a power of two
+  const int32_t* first_row;  // of each token's document; null: its sequence's
 
   int groups() const { return kThreads / lanes; }
 };
@@ -24,7 +25,8 @@ struct Geometry {
 // angles: cosines [half], sines [half].
 __device__ void Angles(const Geometry& g, int64_t token,
                        const float* inverse_frequencies, float* angles) {
-  const auto position = static_cast<float>(token % g.sequence);
+  const auto position = static_cast<float>(
+      g.first_row == nullptr ? token % g.sequence : token - g.first_row[token]);
   for (int i = threadIdx.x; i < g.half; i += kThreads) {
     // The product is rounded, never fused: far angles depend on it.
     sincosf(__fmul_rn(position, inverse_frequencies[i]), angles + g.half + i,
@@ -151,15 +153,22 @@ __global__ void __launch_bounds__(kThreads)
       const bf16* w = is_k ? k_norm : q_norm;
       const T* x = qkv + token * g.row + static_cast<int64_t>(head) * g.d;
       T* d_x = d_qkv + token * g.row + static_cast<int64_t>(head) * g.d;
+      const bool normed = active && w != nullptr;
       float r = 0, mean = 0;
+      // With vectors a lane has one of each half and reads it once.
+      float lo[N], hi[N], x_lo[N], x_hi[N];
+      const auto load = [&](int i) {
+        LoadTurned(d_x + i, angles + i, g.half, lo, hi);
+        if (!normed) return;
+        Load(x + i, x_lo);
+        Load(x + g.half + i, x_hi);
+      };
+      if (N > 1 && active) load(lane * N);
       if (norms) {
         float dot = 0;
-        const bool normed = active && w != nullptr;
         for (int i = lane * N; normed && i < g.half; i += g.lanes * N) {
-          float lo[N], hi[N], x_lo[N], x_hi[N], w_lo[N], w_hi[N];
-          LoadTurned(d_x + i, angles + i, g.half, lo, hi);
-          Load(x + i, x_lo);
-          Load(x + g.half + i, x_hi);
+          float w_lo[N], w_hi[N];
+          if (N == 1) load(i);
           Load(w + i, w_lo);
           Load(w + g.half + i, w_hi);
 #pragma unroll
@@ -173,12 +182,9 @@ __global__ void __launch_bounds__(kThreads)
       }
       float* sum = sums + (group * 2 + (is_k ? 1 : 0)) * g.d;
       for (int i = lane * N; active && i < g.half; i += g.lanes * N) {
-        float lo[N], hi[N];
-        LoadTurned(d_x + i, angles + i, g.half, lo, hi);
-        if (w != nullptr) {
-          float x_lo[N], x_hi[N], w_lo[N], w_hi[N];
-          Load(x + i, x_lo);
-          Load(x + g.half + i, x_hi);
+        if (N == 1) load(i);
+        if (normed) {
+          float w_lo[N], w_hi[N];
           Load(w + i, w_lo);
           Load(w + g.half + i, w_hi);
 #pragma unroll
@@ -213,6 +219,7 @@ Geometry MakeGeometry(const RopeShape& s, bool aligned, int n, bool* vector) {
   g.rotated = static_cast<int>(s.heads + s.kv_heads);
   g.d = static_cast<int>(s.head_dim);
   g.half = g.d / 2;
+  g.first_row = s.first_row;
   const int lanes = g.half / n;
   *vector =
       aligned && g.half % n == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;

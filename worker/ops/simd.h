@@ -52,8 +52,9 @@ void SoftmaxBackward(float lse, float delta, float scale, size_t n,
 
 // out = silu(gate) * up.
 void SwiGlu(const float* gate, const float* up, size_t n, float* out);
-// d_gate may be gate, d_up may be up.
+// d_gate may be gate, d_up may be up. `activated`, if not null, becomes what
+// SwiGlu gives; it may be d_out.
 void SwiGluBackward(const float* gate, const float* up, const float* d_out,
-                    size_t n, float* d_gate, float* d_up);
+                    size_t n, float* d_gate, float* d_up, float* activated);
 
 }  // namespace slidedp::ops::simd

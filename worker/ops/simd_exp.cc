@@ -119,7 +119,7 @@ void SwiGlu(const float* gate, const float* up, size_t n, float* out) {
 }
 
 void SwiGluBackward(const float* gate, const float* up, const float* d_out,
-                    size_t n, float* d_gate, float* d_up) {
+                    size_t n, float* d_gate, float* d_up, float* activated) {
   ForFloats(n, [&](auto d, size_t i) HWY_ATTR {
     const auto one = hn::Set(d, 1.0f);
     const auto g = hn::LoadU(d, gate + i), u = hn::LoadU(d, up + i);
@@ -129,7 +129,9 @@ void SwiGluBackward(const float* gate, const float* up, const float* d_out,
     // silu'(g) = s (1 + g (1 - s))
     const auto slope = hn::Mul(s, hn::Add(one, hn::Mul(g, one_minus_s)));
     hn::StoreU(hn::Mul(hn::Mul(dy, u), slope), d, d_gate + i);
-    hn::StoreU(hn::Mul(dy, hn::Mul(g, s)), d, d_up + i);
+    const auto silu = hn::Mul(g, s);
+    hn::StoreU(hn::Mul(dy, silu), d, d_up + i);
+    if (activated != nullptr) hn::StoreU(hn::Mul(silu, u), d, activated + i);
   });
 }
 
@@ -158,8 +160,9 @@ void SwiGlu(const float* gate, const float* up, size_t n, float* out) {
   HWY_DYNAMIC_DISPATCH(SwiGlu)(gate, up, n, out);
 }
 void SwiGluBackward(const float* gate, const float* up, const float* d_out,
-                    size_t n, float* d_gate, float* d_up) {
-  HWY_DYNAMIC_DISPATCH(SwiGluBackward)(gate, up, d_out, n, d_gate, d_up);
+                    size_t n, float* d_gate, float* d_up, float* activated) {
+  HWY_DYNAMIC_DISPATCH(SwiGluBackward)
+  (gate, up, d_out, n, d_gate, d_up, activated);
 }
 
 }  // namespace slidedp::ops::simd

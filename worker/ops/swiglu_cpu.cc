@@ -21,15 +21,18 @@ absl::Status CpuOps::SwiGluForward(ConstAct gate_up, int64_t tokens,
 
 absl::Status CpuOps::SwiGluBackward(ConstAct gate_up, ConstAct d_out,
                                     int64_t tokens, int64_t inner,
-                                    Act d_gate_up, Stream& stream) {
+                                    Act d_gate_up, Act activated,
+                                    Stream& stream) {
   return Enqueue(stream, [=, this] {
     ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const float* gate = static_cast<const float*>(gate_up) + t * 2 * inner;
         float* d_gate = static_cast<float*>(d_gate_up) + t * 2 * inner;
+        float* y = static_cast<float*>(activated);
         simd::SwiGluBackward(gate, gate + inner,
                              static_cast<const float*>(d_out) + t * inner,
-                             inner, d_gate, d_gate + inner);
+                             inner, d_gate, d_gate + inner,
+                             y == nullptr ? nullptr : y + t * inner);
       }
     });
   });

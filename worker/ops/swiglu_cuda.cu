@@ -31,11 +31,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread reads what it overwrites, first: d_gate_up may be gate_up.
+// A thread reads what it overwrites, first: d_gate_up may be gate_up, and
+// activated, which may be null, d_out.
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
     Backward(const T* gate_up, const T* d_out, int64_t tokens, int64_t inner,
-             T* d_gate_up) {
+             T* d_gate_up, T* activated) {
   const int64_t i =
       (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
   if (i >= inner) return;
@@ -46,10 +47,12 @@ __global__ void __launch_bounds__(kThreads)
     Load(d_out + t * inner + i, d_y);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
-      const float g = gate[j], s = Sigmoid<T>(g);
-      gate[j] = d_y[j] * up[j] * (s * (1.0f + g * (1.0f - s)));
-      up[j] = d_y[j] * (g * s);
+      const float g = gate[j], u = up[j], s = Sigmoid<T>(g), silu = g * s;
+      gate[j] = d_y[j] * u * (s * (1.0f + g * (1.0f - s)));
+      up[j] = d_y[j] * silu;
+      d_y[j] = silu * u;
     }
+    if (activated != nullptr) Store(d_y, activated + t * inner + i);
     Store(gate, d_gate_up + t * 2 * inner + i);
     Store(up, d_gate_up + t * 2 * inner + inner + i);
   }
@@ -75,15 +78,15 @@ cudaError_t LaunchSwiGluForward(const T* gate_up, int64_t tokens, int64_t inner,
 template <typename T>
 cudaError_t LaunchSwiGluBackward(const T* gate_up, const T* d_out,
                                  int64_t tokens, int64_t inner, T* d_gate_up,
-                                 cudaStream_t stream) {
+                                 T* activated, cudaStream_t stream) {
   constexpr int kN = kVector<T>;
-  if (IsVector(kN, inner, {gate_up, d_out, d_gate_up})) {
+  if (IsVector(kN, inner, {gate_up, d_out, d_gate_up, activated})) {
     Backward<T, kN>
         <<<RowGrid(tokens, inner / kN, kThreads), kThreads, 0, stream>>>(
-            gate_up, d_out, tokens, inner, d_gate_up);
+            gate_up, d_out, tokens, inner, d_gate_up, activated);
   } else {
     Backward<T, 1><<<RowGrid(tokens, inner, kThreads), kThreads, 0, stream>>>(
-        gate_up, d_out, tokens, inner, d_gate_up);
+        gate_up, d_out, tokens, inner, d_gate_up, activated);
   }
   return cudaGetLastError();
 }
@@ -93,8 +96,9 @@ template cudaError_t LaunchSwiGluForward(const float*, int64_t, int64_t, float*,
 template cudaError_t LaunchSwiGluForward(const bf16*, int64_t, int64_t, bf16*,
                                          cudaStream_t);
 template cudaError_t LaunchSwiGluBackward(const float*, const float*, int64_t,
-                                          int64_t, float*, cudaStream_t);
+                                          int64_t, float*, float*,
+                                          cudaStream_t);
 template cudaError_t LaunchSwiGluBackward(const bf16*, const bf16*, int64_t,
-                                          int64_t, bf16*, cudaStream_t);
+                                          int64_t, bf16*, bf16*, cudaStream_t);
 
 }  // namespace slidedp::ops

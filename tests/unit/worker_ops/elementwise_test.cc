@@ -20,13 +20,14 @@ TEST_P(SwiGluTest, ForwardAndBackwardMatchReference) {
   const Vec want = reference::SwiGluBackward(Wide(gate_up), Wide(d_out), t, n);
   Floats d(t * 2 * n, kNaN);
   ops.Run(ops->SwiGluBackward(gate_up.data(), d_out.data(), t, n, d.data(),
-                              ops.stream()));
+                              nullptr, ops.stream()));
   EXPECT_LT(RelativeError(d, want), kTolerance);
 
-  Floats in_place = gate_up;
-  ops.Run(ops->SwiGluBackward(in_place.data(), d_out.data(), t, n,
-                              in_place.data(), ops.stream()));
+  Floats in_place = gate_up, activated = d_out;
+  ops.Run(ops->SwiGluBackward(in_place.data(), activated.data(), t, n,
+                              in_place.data(), activated.data(), ops.stream()));
   EXPECT_EQ(in_place, d);
+  EXPECT_EQ(activated, out);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, SwiGluTest,
@@ -43,7 +44,7 @@ TEST(SwiGluRangeTest, ExtremeGatesStayFinite) {
   const Floats d_out(n, 1.0f);
   ops.Run(ops->SwiGluForward(gate_up.data(), 1, n, out.data(), ops.stream()));
   ops.Run(ops->SwiGluBackward(gate_up.data(), d_out.data(), 1, n, d.data(),
-                              ops.stream()));
+                              nullptr, ops.stream()));
   for (int64_t i = 0; i < n; ++i) {
     const double g = gates[i];
     const double want = g < -745 ? 0 : g / (1 + std::exp(-g));

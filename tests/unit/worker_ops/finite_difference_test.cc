@@ -40,7 +40,8 @@ TEST(FiniteDifferenceTest, RmsNorm) {
   ops.Run(ops->RmsNormForward(x.data(), w.data(), t, h, kEps, out.data(),
                               rstd.data(), ops.stream()));
   ops.Run(ops->RmsNormBackward(x.data(), w.data(), rstd.data(), d_out.data(), t,
-                               h, false, d_x.data(), d_w.data(), ops.stream()));
+                               h, false, d_x.data(), d_w.data(), nullptr,
+                               ops.stream()));
   EXPECT_LT(RelativeError(d_x, Differences(Wide(x),
                                            [&](const Vec& at) {
                                              return Dot(
@@ -66,7 +67,7 @@ TEST(FiniteDifferenceTest, SwiGlu) {
   const Floats d_out = RandomFloats(t * n, 2);
   Floats d(gate_up.size());
   ops.Run(ops->SwiGluBackward(gate_up.data(), d_out.data(), t, n, d.data(),
-                              ops.stream()));
+                              nullptr, ops.stream()));
   EXPECT_LT(RelativeError(
                 d, Differences(Wide(gate_up),
                                [&](const Vec& at) {

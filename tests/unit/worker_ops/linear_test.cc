@@ -37,7 +37,7 @@ TEST_P(LinearTest, ForwardWritesProductAndBias) {
     Floats y(t * o, kNaN);
     ops.Run(ops->LinearForward(x.data(), w.data(),
                                with_bias ? bias.data() : nullptr, t, i, o,
-                               /*add=*/false, y.data(), ops.stream()));
+                               /*residual=*/nullptr, y.data(), ops.stream()));
     EXPECT_LT(RelativeError(y, reference::Linear(Wide(x), Wide(w),
                                                  with_bias ? Wide(bias) : Vec(),
                                                  t, i, o)),
@@ -48,12 +48,18 @@ TEST_P(LinearTest, ForwardWritesProductAndBias) {
 TEST_P(LinearTest, ForwardAddsToResidual) {
   const auto [t, i, o] = GetParam();
   const Floats residual = RandomFloats(t * o, 5);
-  Floats y = residual;
+  Floats y(t * o, kNaN), kept = residual;
   ops.Run(ops->LinearForward(x.data(), w.data(), bias.data(), t, i, o,
-                             /*add=*/true, y.data(), ops.stream()));
+                             kept.data(), y.data(), ops.stream()));
   const Vec want =
       Plus(reference::Linear(Wide(x), Wide(w), Wide(bias), t, i, o), residual);
   EXPECT_LT(RelativeError(y, want), kTolerance);
+  EXPECT_EQ(kept, residual);
+
+  Floats in_place = residual;
+  ops.Run(ops->LinearForward(x.data(), w.data(), bias.data(), t, i, o,
+                             in_place.data(), in_place.data(), ops.stream()));
+  EXPECT_EQ(in_place, y);
 }
 
 TEST_P(LinearTest, BackwardInputWritesOrAdds) {
@@ -114,7 +120,7 @@ TEST(LinearArgumentsTest, NoTokensChangeNothing) {
   OpsBench ops;
   const Bf16s w = RandomBf16s(6, 1);
   Floats d_w(6, 2.0f), d_bias(2, 3.0f), none(1, 4.0f);
-  ops.Run(ops->LinearForward(none.data(), w.data(), nullptr, 0, 3, 2, false,
+  ops.Run(ops->LinearForward(none.data(), w.data(), nullptr, 0, 3, 2, nullptr,
                              none.data(), ops.stream()));
   ops.Run(ops->LinearBackwardWeight(none.data(), none.data(), 0, 3, 2,
                                     d_w.data(), d_bias.data(), ops.stream()));
@@ -125,7 +131,7 @@ TEST(LinearArgumentsTest, NoTokensChangeNothing) {
 
 TEST(LinearArgumentsTest, ImpossibleShapeIsRefusedAtOnce) {
   OpsBench ops;
-  EXPECT_EQ(ops->LinearForward(nullptr, nullptr, nullptr, 1, 0, 2, false,
+  EXPECT_EQ(ops->LinearForward(nullptr, nullptr, nullptr, 1, 0, 2, nullptr,
                                nullptr, ops.stream())
                 .code(),
             absl::StatusCode::kInternal);

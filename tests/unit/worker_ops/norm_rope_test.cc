@@ -29,15 +29,17 @@ TEST_P(RmsNormTest, ForwardAndBackwardMatchReference) {
   Floats d_x(t * h, kNaN), d_w = w_before;
   ops.Run(ops->RmsNormBackward(x.data(), w.data(), rstd.data(), d_out.data(), t,
                                h, /*add=*/false, d_x.data(), d_w.data(),
-                               ops.stream()));
+                               /*normed=*/nullptr, ops.stream()));
   EXPECT_LT(RelativeError(d_x, want_d_x), kTolerance);
   EXPECT_LT(RelativeError(d_w, Plus(want_d_w, w_before)), kTolerance);
 
   d_x = x_before;
   d_w.assign(h, 0.0f);
-  ops.Run(ops->RmsNormBackward(x.data(), w.data(), rstd.data(), d_out.data(), t,
-                               h, /*add=*/true, d_x.data(), d_w.data(),
-                               ops.stream()));
+  Floats normed = d_out;  // in place
+  ops.Run(ops->RmsNormBackward(x.data(), w.data(), rstd.data(), normed.data(),
+                               t, h, /*add=*/true, d_x.data(), d_w.data(),
+                               normed.data(), ops.stream()));
+  EXPECT_EQ(normed, out);
   EXPECT_LT(RelativeError(d_x, Plus(want_d_x, x_before)), kTolerance);
   EXPECT_LT(RelativeError(d_w, want_d_w), kTolerance);
 }

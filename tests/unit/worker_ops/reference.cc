@@ -62,6 +62,13 @@ void NormRowBackward(const double* x, const double* w, const double* d_out,
   }
 }
 
+// The row of the micro-batch at which the document of row t begins.
+int64_t FirstRow(const AttentionShape& shape, int64_t t) {
+  const int32_t* first_row = shape.documents.first_row;
+  return first_row == nullptr ? t / shape.sequence * shape.sequence
+                              : first_row[t];
+}
+
 // `sign` -1 turns back.
 void RotateHead(double* x, int64_t position, int64_t d, double sign,
                 const std::vector<float>& inverse_frequencies) {
@@ -108,7 +115,7 @@ Vec QkNormRope(const Vec& qkv, const Vec& q_norm, const Vec& k_norm, double eps,
       const int64_t at = t * shape.qkv_dim() + h * d;
       const Vec& w = h < shape.heads ? q_norm : k_norm;
       if (!w.empty()) NormRow(&qkv[at], w.data(), d, eps, &out[at]);
-      RotateHead(&out[at], t % shape.sequence, d, 1, inverse_frequencies);
+      RotateHead(&out[at], t - FirstRow(shape, t), d, 1, inverse_frequencies);
     }
   }
   return out;
@@ -126,7 +133,8 @@ void QkNormRopeBackward(const Vec& qkv, const Vec& q_norm, const Vec& k_norm,
   for (int64_t t = 0; t < shape.tokens(); ++t) {
     for (int64_t h = 0; h < shape.heads + shape.kv_heads; ++h) {
       const int64_t at = t * shape.qkv_dim() + h * d;
-      RotateHead(&d_qkv[at], t % shape.sequence, d, -1, inverse_frequencies);
+      RotateHead(&d_qkv[at], t - FirstRow(shape, t), d, -1,
+                 inverse_frequencies);
       const bool is_q = h < shape.heads;
       const Vec& w = is_q ? q_norm : k_norm;
       if (w.empty()) continue;
@@ -147,8 +155,11 @@ Vec Weights(const Vec& qkv, const AttentionShape& shape, int64_t b,
   const int64_t row = (b * shape.sequence + query) * width + head * d;
   Vec p(shape.sequence, 0.0);
   double max = -INFINITY, sum = 0;
+  const int64_t first =
+      FirstRow(shape, b * shape.sequence + query) - b * shape.sequence;
   const auto seen = [&](int64_t key) {
-    return key <= query && (shape.window == 0 || key > query - shape.window);
+    return key >= first && key <= query &&
+           (shape.window == 0 || key > query - shape.window);
   };
   for (int64_t key = 0; key < shape.sequence; ++key) {
     if (!seen(key)) continue;

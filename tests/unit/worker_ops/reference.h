@@ -23,6 +23,8 @@ void RmsNormBackward(const Vec& x, const Vec& w, const Vec& d_out,
                      int64_t tokens, int64_t hidden, double eps, Vec& d_x,
                      Vec& d_w);
 
+// Documents of a shape are in host memory here.
+
 // Empty norm weights: no norm. The angle is a float32 product, as the contract
 // says; its cosine and sine are float64.
 Vec QkNormRope(const Vec& qkv, const Vec& q_norm, const Vec& k_norm, double eps,

@@ -82,7 +82,7 @@ TEST_P(SimdTest, GateAndRotationMatchReference) {
     const Floats x = RandomFloats(2 * n, 1, 3), d_out = RandomFloats(n, 2);
     Floats out(n), d(2 * n);
     simd::SwiGlu(&x[0], &x[n], n, out.data());
-    simd::SwiGluBackward(&x[0], &x[n], d_out.data(), n, &d[0], &d[n]);
+    simd::SwiGluBackward(&x[0], &x[n], d_out.data(), n, &d[0], &d[n], nullptr);
     EXPECT_LT(RelativeError(out, reference::SwiGlu(Wide(x), 1, n)), kTolerance);
     EXPECT_LT(
         RelativeError(d, reference::SwiGluBackward(Wide(x), Wide(d_out), 1, n)),

@@ -34,24 +34,25 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
   ops.Run(ops->RmsNormForward(x.data(), norm.data(), t, h, 1e-5, a.data(),
                               rstd.data(), on));
   ops.Run(ops->LinearForward(a.data(), w_qkv.data(), b_qkv.data(), t, h,
-                             qkv_dim, false, qkv.data(), on));
+                             qkv_dim, nullptr, qkv.data(), on));
   ops.Run(ops->QkNormRopeForward(qkv.data(), q_norm.data(), k_norm.data(), 1e-6,
                                  inverse.data(), s, turned.data(),
                                  qk_rstd.data(), on));
   ops.Run(ops->AttentionForward(turned.data(), s, att.data(), lse.data(), on));
-  ops.Run(ops->LinearForward(att.data(), w_o.data(), nullptr, t, q, h, true,
+  ops.Run(ops->LinearForward(att.data(), w_o.data(), nullptr, t, q, h, x.data(),
                              x.data(), on));
   ops.Run(ops->LinearForward(x.data(), w_gate_up.data(), nullptr, t, h, 2 * n,
-                             false, gate_up.data(), on));
+                             nullptr, gate_up.data(), on));
   ops.Run(ops->SwiGluForward(gate_up.data(), t, n, act.data(), on));
-  ops.Run(ops->LinearForward(act.data(), w_down.data(), nullptr, t, n, h, true,
-                             x.data(), on));
-  ops.Run(ops->LinearForward(x.data(), table.data(), nullptr, t, h, v, false,
+  ops.Run(ops->LinearForward(act.data(), w_down.data(), nullptr, t, n, h,
+                             x.data(), x.data(), on));
+  ops.Run(ops->LinearForward(x.data(), table.data(), nullptr, t, h, v, nullptr,
                              logits.data(), on));
   ops.Run(ops->CrossEntropy(logits.data(), ids.data(), t, v, 0.01f, &loss, on));
 
   Floats d_x(t * h), d_table(v * h, 0.0f), d_act(t * n), d_down(h * n, 0.0f);
   Floats d_gate_up(gate_up.size()), d_norm(h, 0.0f), d_att(t * q);
+  Floats normed(t * h);
   Floats d_qkv(qkv.size()), d_q(16, 0.0f), d_k(16, 0.0f);
   Floats d_w_qkv(qkv_dim * h, 0.0f), d_b_qkv(qkv_dim, 0.0f);
   ops.Run(ops->LinearBackwardInput(logits.data(), table.data(), t, h, v, false,
@@ -63,9 +64,10 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
   ops.Run(ops->LinearBackwardWeight(act.data(), d_x.data(), t, n, h,
                                     d_down.data(), nullptr, on));
   ops.Run(ops->SwiGluBackward(gate_up.data(), d_act.data(), t, n,
-                              d_gate_up.data(), on));
+                              d_gate_up.data(), d_act.data(), on));
   ops.Run(ops->RmsNormBackward(x.data(), norm.data(), rstd.data(), d_x.data(),
-                               t, h, false, a.data(), d_norm.data(), on));
+                               t, h, false, a.data(), d_norm.data(),
+                               normed.data(), on));
   ops.Run(ops->LinearBackwardInput(d_x.data(), w_o.data(), t, q, h, false,
                                    d_att.data(), on));
   ops.Run(ops->AttentionBackward(turned.data(), att.data(), lse.data(),
@@ -83,10 +85,10 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
 
   Floats all;
   for (const Floats* part :
-       {&x,       &a,     &rstd,    &qkv,       &turned, &qk_rstd,
-        &att,     &lse,   &gate_up, &act,       &logits, &d_x,
-        &d_table, &d_act, &d_down,  &d_gate_up, &d_norm, &d_att,
-        &d_qkv,   &d_q,   &d_k,     &d_w_qkv,   &d_b_qkv}) {
+       {&normed,  &x,       &a,     &rstd,    &qkv,       &turned,
+        &qk_rstd, &att,     &lse,   &gate_up, &act,       &logits,
+        &d_x,     &d_table, &d_act, &d_down,  &d_gate_up, &d_norm,
+        &d_att,   &d_qkv,   &d_q,   &d_k,     &d_w_qkv,   &d_b_qkv}) {
     all.insert(all.end(), part->begin(), part->end());
   }
   for (bf16 value : drained) all.push_back(Bf16ToFloat(value));
@@ -123,7 +125,8 @@ TEST(OpsThreadsTest, StreamsShareOneOpsObject) {
       const auto stream = device->NewStream("compute").value();
       for (int round = 0; round < 4; ++round) {
         ASSERT_TRUE(ops->LinearForward(x.data(), w.data(), nullptr, t, in, out,
-                                       round > 0, y[i].data(), *stream)
+                                       round > 0 ? y[i].data() : nullptr,
+                                       y[i].data(), *stream)
                         .ok());
       }
       ASSERT_TRUE(device->Synchronize(*stream).ok());
