@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "policy/gpu_memory.h"
 
 namespace slidedp::policy {
 namespace {
@@ -41,6 +42,68 @@ uint64_t LargestDecoder(const model::StateLayout& layout) {
 absl::Status Invalid(absl::string_view field, int64_t value,
                      absl::string_view problem, absl::string_view remedy) {
   return InvalidInput("", field, absl::StrCat(value), problem, remedy);
+}
+
+// Gives device memory to activations, then to the window: each layer kept saves
+// a forward pass of it, each slot a delivery, which costs no time while it
+// hides.
+absl::Status FillMemory(const Problem& problem,
+                        const model::StateLayout& layout, Plan& plan) {
+  const int layers = static_cast<int>(problem.config.layers);
+  const uint64_t budget = problem.device_memory_bytes;
+  const auto keep = [&](int count) {
+    plan.keep.assign(layers, problem.keep_mask);
+    std::fill(plan.keep.end() - count, plan.keep.end(), kKeepAll);
+  };
+  const auto needed = [&] {
+    return GpuBytes(DeviceBuffers(problem.config, layout, plan));
+  };
+  keep(0);
+  if (problem.kept_layers && *problem.kept_layers > layers) {
+    return Invalid("tuning.kept_layers", *problem.kept_layers,
+                   absl::StrCat("the model has ", layers, " layers"),
+                   "keep at most that many");
+  }
+  if (problem.kept_layers && *problem.kept_layers < 0) {
+    return Invalid("tuning.kept_layers", *problem.kept_layers, "out of range",
+                   absl::StrCat("choose 0 to ", layers));
+  }
+  if (budget == 0) {
+    keep(problem.kept_layers.value_or(0));
+    return absl::OkStatus();
+  }
+  // More layers take more memory: find the most that fit.
+  int most = layers;
+  while (most >= 0) {
+    keep(most);
+    if (needed() <= budget) break;
+    --most;
+  }
+  if (most < 0) {
+    keep(0);
+    return Invalid("micro_batch_size", problem.micro_batch_size,
+                   absl::StrCat("needs ", FormatBytes(needed()),
+                                " of device memory even if no layer is kept; ",
+                                FormatBytes(budget), " may be used"),
+                   "use a smaller one, a shorter sequence_length, a smaller "
+                   "tuning.keep_mask or fewer tuning.window_slots");
+  }
+  if (problem.kept_layers && *problem.kept_layers > most) {
+    keep(*problem.kept_layers);
+    return Invalid(
+        "tuning.kept_layers", *problem.kept_layers,
+        absl::StrCat("needs ", FormatBytes(needed()), " of device memory; ",
+                     FormatBytes(budget), " may be used"),
+        absl::StrCat("keep at most ", most, ", or leave it out"));
+  }
+  keep(problem.kept_layers.value_or(most));
+  if (problem.window_slots != 0) return absl::OkStatus();
+  const int least = plan.window_slots;
+  for (plan.window_slots = layers; plan.window_slots > least;
+       --plan.window_slots) {
+    if (needed() <= budget) break;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -132,7 +195,8 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   }
 
   const model::StateLayout layout = model::MakeStateLayout(problem.config);
-  const uint64_t act_bytes = problem.device == DeviceKind::kCpu ? 4 : 2;
+  const uint64_t act_bytes =
+      problem.float32 || problem.device == DeviceKind::kCpu ? 4 : 2;
   const bool exchange = problem.peer_access && problem.ranks > 1;
   Plan plan;
   plan.ranks = problem.ranks;
@@ -227,6 +291,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   }
   plan.head_chunk_tokens =
       std::min(plan.head_chunk_tokens, plan.micro_batch_tokens());
+  SDP_RETURN_IF_ERROR(FillMemory(problem, layout, plan));
   return plan;
 }
 

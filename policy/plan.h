@@ -139,6 +139,27 @@ StatePlanes MakeStatePlanes(const model::StateLayout& layout, const Plan& plan);
 uint64_t ExchangeStagingBytes(const Plan& plan);
 inline constexpr int kCommunicators = 2;
 
+// The segments that a layer keeps. Without QK-norm the projections turn in
+// place: kQkv then means kRotated, the only one of the two that exists.
+uint8_t KeptSegments(const model::ModelConfig& config, const Plan& plan,
+                     int64_t layer);
+// A segment's output and statistics, of one micro-batch in one layer: what
+// follows what, in bytes from a multiple of 256.
+struct SegmentLayout {
+  uint64_t output_bytes;
+  uint64_t statistics_offset;  // kRotated: the norms' rstd; kAttention: lse
+  uint64_t statistics_bytes;
+  uint64_t bytes;  // a multiple of 256
+};
+SegmentLayout LayoutOf(const model::ModelConfig& config, const Plan& plan,
+                       Segment segment);
+// Device buffers of a segment: "layer.qkv", one micro-batch's scratch, if some
+// layer does not keep it, and "kept.qkv": for each layer that keeps it, in
+// ascending order, its micro-batches. "kept.rstd" has the two norms' rstd of
+// layers that keep anything, likewise.
+std::string ScratchName(Segment segment);
+std::string KeptName(Segment segment);
+
 // Every device buffer of one rank, to the byte; "pinned." ones are host memory
 // that the device copies from. "ops.scratch" is what the CPU ops keep.
 inline constexpr uint64_t kCpuScratchBytes = uint64_t{32} << 20;
@@ -168,8 +189,8 @@ struct Problem {
   std::optional<UpdateMode> update_mode;
   std::optional<int> kept_layers;  // unset: as many as fit the memory
   uint8_t keep_mask = 0;           // of the other layers
-  // What buffers may take on a device; 0: unknown, nothing is kept unless
-  // kept_layers says so.
+  // What the buffers of a plan, "pinned." ones apart, may take on a device; 0:
+  // unknown, nothing is kept unless kept_layers says so.
   uint64_t device_memory_bytes = 0;
   uint64_t gpu_memory_limit_bytes = 0;
   bool float32 = false;

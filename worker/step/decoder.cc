@@ -5,130 +5,239 @@
 namespace slidedp::step {
 
 using model::Role;
+using policy::Bit;
+using policy::Segment;
 
-Decoder::Decoder(device::Device& device, ops::Ops& ops,
-                 const model::ModelConfig& config, int64_t batch,
-                 int64_t sequence, const Buffers& buffers)
-    : device_(device),
-      ops_(ops),
+namespace {
+
+constexpr uint8_t kAllSegments = (1u << policy::kSegments) - 1;
+
+// What a layer's backward pass computes again. It reads every segment but the
+// norms, whose outputs it gets from their backward passes, and but the plain
+// projections, which only QK-norm's gradient needs.
+uint8_t MissingInBackward(uint8_t kept, bool qk_norm) {
+  uint8_t needed = Bit(Segment::kRotated) | Bit(Segment::kAttention) |
+                   Bit(Segment::kMiddle) | Bit(Segment::kGateUp);
+  if (qk_norm) needed |= Bit(Segment::kQkv);
+  const auto missing = [&](Segment s) {
+    return (needed & ~kept & Bit(s)) != 0;
+  };
+  // From the last to the first: what a missing one is made from.
+  if (missing(Segment::kGateUp)) needed |= Bit(Segment::kPostNorm);
+  if (missing(Segment::kRotated)) needed |= Bit(Segment::kQkv);
+  if (missing(Segment::kQkv)) needed |= Bit(Segment::kInputNorm);
+  return needed & ~kept;
+}
+
+char* Plus(void* base, uint64_t bytes) {
+  return base == nullptr ? nullptr : static_cast<char*>(base) + bytes;
+}
+
+}  // namespace
+
+Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
+                 const policy::Plan& plan, const Buffers& buffers)
+    : ops_(ops),
       config_(config),
-      batch_(batch),
-      sequence_(sequence),
-      tokens_(batch * sequence),
-      norm1_(buffers.get<void>("layer.norm1")),
-      qkv_(buffers.get<void>("layer.qkv")),
-      rotated_(buffers.get<void>("layer.qkv_rotated")),
-      attention_(buffers.get<void>("layer.attention")),
-      middle_(buffers.get<void>("layer.middle")),
-      norm2_(buffers.get<void>("layer.norm2")),
-      gate_up_(buffers.get<void>("layer.gate_up")),
+      batch_(plan.micro_batch_size),
+      sequence_(plan.sequence_length),
+      tokens_(plan.micro_batch_tokens()),
+      micro_batches_(plan.micro_batches),
+      rstd_(buffers.get<float>("layer.rstd")),
+      kept_rstd_(buffers.get<float>("kept.rstd")),
       activated_(buffers.get<void>("layer.activated")),
       d_norm_(buffers.get<void>("layer.d_norm")),
       d_attention_(buffers.get<void>("layer.d_attention")),
       d_qkv_(buffers.get<void>("layer.d_qkv")),
-      d_activated_(buffers.get<void>("layer.d_activated")),
-      rstd1_(buffers.get<float>("layer.rstd")),
-      rstd2_(rstd1_ + tokens_),
-      qk_rstd_(buffers.get<float>("layer.qk_rstd")),
-      lse_(buffers.get<float>("layer.lse")),
-      rope_(buffers.get<float>("rope")) {}
+      rope_(buffers.get<float>("rope")) {
+  for (int s = 0; s < policy::kSegments; ++s) {
+    const Segment segment = static_cast<Segment>(s);
+    scratch_[s] = buffers.get<void>(policy::ScratchName(segment));
+    kept_[s] = buffers.get<void>(policy::KeptName(segment));
+    layouts_[s] = policy::LayoutOf(config, plan, segment);
+  }
+  int64_t keepers[policy::kSegments] = {}, any = 0;
+  for (int64_t l = 0; l < config.layers; ++l) {
+    Layer layer = {};
+    layer.kept = policy::KeptSegments(config, plan, l);
+    layer.statistics = any;
+    any += layer.kept != 0;
+    for (int s = 0; s < policy::kSegments; ++s) {
+      layer.place[s] = keepers[s];
+      keepers[s] += layer.kept >> s & 1;
+    }
+    layers_.push_back(layer);
+  }
+}
 
 ops::AttentionShape Decoder::Shape(int64_t layer) const {
   return {batch_,           sequence_,        config_.heads,
           config_.kv_heads, config_.head_dim, config_.window[layer]};
 }
 
-absl::Status Decoder::Activate(int64_t layer, const UnitWeights& weights,
-                               ops::ConstAct input, device::Stream& stream) {
-  const int64_t h = config_.hidden;
-  const int64_t inner = config_.intermediate;
-  const ops::AttentionShape shape = Shape(layer);
-  SDP_RETURN_IF_ERROR(ops_.RmsNormForward(input, weights.w(Role::kInputNorm),
-                                          tokens_, h, config_.rms_eps, norm1_,
-                                          rstd1_, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearForward(
-      norm1_, weights.w(Role::kQ), weights.w(Role::kQBias), tokens_, h,
-      config_.qkv_dim(), /*add=*/false, qkv_, stream));
-  SDP_RETURN_IF_ERROR(ops_.QkNormRopeForward(
-      qkv_, weights.w(Role::kQNorm), weights.w(Role::kKNorm), config_.rms_eps,
-      rope_, shape, rotated_, qk_rstd_, stream));
-  SDP_RETURN_IF_ERROR(
-      ops_.AttentionForward(rotated_, shape, attention_, lse_, stream));
-  SDP_RETURN_IF_ERROR(
-      device_.Copy(middle_, input, tokens_ * h * ops_.act_bytes(), stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearForward(attention_, weights.w(Role::kO),
-                                         nullptr, tokens_, config_.q_dim(), h,
-                                         /*add=*/true, middle_, stream));
-  SDP_RETURN_IF_ERROR(ops_.RmsNormForward(middle_, weights.w(Role::kPostNorm),
-                                          tokens_, h, config_.rms_eps, norm2_,
-                                          rstd2_, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearForward(norm2_, weights.w(Role::kGate),
-                                         nullptr, tokens_, h, 2 * inner,
-                                         /*add=*/false, gate_up_, stream));
-  return ops_.SwiGluForward(gate_up_, tokens_, inner, activated_, stream);
+Decoder::Activations Decoder::At(int64_t l, int64_t micro_batch) const {
+  const Layer& layer = layers_[l];
+  Activations a;
+  a.kept = layer.kept;
+  for (int s = 0; s < policy::kSegments; ++s) {
+    const int64_t slice = layer.place[s] * micro_batches_ + micro_batch;
+    a.segments[s] = (layer.kept >> s & 1) != 0
+                        ? Plus(kept_[s], slice * layouts_[s].bytes)
+                        : scratch_[s];
+  }
+  const auto statistics = [&](Segment segment) {
+    const int s = static_cast<int>(segment);
+    return reinterpret_cast<float*>(
+        Plus(a.segments[s], layouts_[s].statistics_offset));
+  };
+  a.qk_rstd = statistics(Segment::kRotated);
+  a.lse = statistics(Segment::kAttention);
+  a.rstd1 =
+      layer.kept == 0
+          ? rstd_
+          : kept_rstd_ +
+                (layer.statistics * micro_batches_ + micro_batch) * 2 * tokens_;
+  a.rstd2 = a.rstd1 + tokens_;
+  // Without QK-norm the projections turn in place.
+  if (!config_.qk_norm) {
+    a.segments[static_cast<int>(Segment::kQkv)] = a.at(Segment::kRotated);
+  }
+  return a;
 }
 
-absl::Status Decoder::Forward(int64_t layer, const UnitWeights& weights,
-                              ops::ConstAct input, ops::Act output,
+absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Activations& a,
+                              const UnitWeights& weights, ops::ConstAct input,
                               device::Stream& stream) {
   const int64_t h = config_.hidden;
-  SDP_RETURN_IF_ERROR(Activate(layer, weights, input, stream));
-  SDP_RETURN_IF_ERROR(
-      device_.Copy(output, middle_, tokens_ * h * ops_.act_bytes(), stream));
-  return ops_.LinearForward(activated_, weights.w(Role::kDown), nullptr,
-                            tokens_, config_.intermediate, h, /*add=*/true,
-                            output, stream);
+  const auto wanted = [mask](Segment s) { return (mask & Bit(s)) != 0; };
+  if (wanted(Segment::kInputNorm)) {
+    SDP_RETURN_IF_ERROR(ops_.RmsNormForward(
+        input, weights.w(Role::kInputNorm), tokens_, h, config_.rms_eps,
+        a.at(Segment::kInputNorm), a.rstd1, stream));
+  }
+  if (wanted(Segment::kQkv)) {
+    SDP_RETURN_IF_ERROR(ops_.LinearForward(
+        a.at(Segment::kInputNorm), weights.w(Role::kQ), weights.w(Role::kQBias),
+        tokens_, h, config_.qkv_dim(),
+        /*residual=*/nullptr, a.at(Segment::kQkv), stream));
+  }
+  if (wanted(Segment::kRotated)) {
+    SDP_RETURN_IF_ERROR(ops_.QkNormRopeForward(
+        a.at(Segment::kQkv), weights.w(Role::kQNorm), weights.w(Role::kKNorm),
+        config_.rms_eps, rope_, Shape(layer), a.at(Segment::kRotated),
+        a.qk_rstd, stream));
+  }
+  if (wanted(Segment::kAttention)) {
+    SDP_RETURN_IF_ERROR(
+        ops_.AttentionForward(a.at(Segment::kRotated), Shape(layer),
+                              a.at(Segment::kAttention), a.lse, stream));
+  }
+  if (wanted(Segment::kMiddle)) {
+    SDP_RETURN_IF_ERROR(
+        ops_.LinearForward(a.at(Segment::kAttention), weights.w(Role::kO),
+                           /*bias=*/nullptr, tokens_, config_.q_dim(), h,
+                           /*residual=*/input, a.at(Segment::kMiddle), stream));
+  }
+  if (wanted(Segment::kPostNorm)) {
+    SDP_RETURN_IF_ERROR(ops_.RmsNormForward(
+        a.at(Segment::kMiddle), weights.w(Role::kPostNorm), tokens_, h,
+        config_.rms_eps, a.at(Segment::kPostNorm), a.rstd2, stream));
+  }
+  if (!wanted(Segment::kGateUp)) return absl::OkStatus();
+  return ops_.LinearForward(a.at(Segment::kPostNorm), weights.w(Role::kGate),
+                            /*bias=*/nullptr, tokens_, h,
+                            2 * config_.intermediate, /*residual=*/nullptr,
+                            a.at(Segment::kGateUp), stream);
 }
 
-absl::Status Decoder::Backward(int64_t layer, const UnitWeights& weights,
-                               ops::ConstAct input, ops::Act d_hidden,
-                               device::Stream& stream) {
+absl::Status Decoder::Forward(int64_t layer, int64_t micro_batch,
+                              const UnitWeights& weights, ops::ConstAct input,
+                              ops::Act output, device::Stream& stream) {
+  const Activations a = At(layer, micro_batch);
+  SDP_RETURN_IF_ERROR(Compute(kAllSegments, layer, a, weights, input, stream));
+  SDP_RETURN_IF_ERROR(ops_.SwiGluForward(a.at(Segment::kGateUp), tokens_,
+                                         config_.intermediate, activated_,
+                                         stream));
+  return ops_.LinearForward(
+      activated_, weights.w(Role::kDown),
+      /*bias=*/nullptr, tokens_, config_.intermediate, config_.hidden,
+      /*residual=*/a.at(Segment::kMiddle), output, stream);
+}
+
+absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
+                               const UnitWeights& weights, ops::ConstAct input,
+                               ops::Act d_hidden, device::Stream& stream) {
+  const Activations a = At(layer, micro_batch);
+  const uint8_t missing = MissingInBackward(a.kept, config_.qk_norm);
+  const uint8_t there = a.kept | missing;
+  SDP_RETURN_IF_ERROR(Compute(missing, layer, a, weights, input, stream));
+  SDP_RETURN_IF_ERROR(BackwardMlp(a, (there & Bit(Segment::kPostNorm)) != 0,
+                                  weights, d_hidden, stream));
+  return BackwardAttention(layer, a, (there & Bit(Segment::kInputNorm)) != 0,
+                           weights, input, d_hidden, stream);
+}
+
+// The residual path carries d_hidden on unchanged. A norm that is not there is
+// written by its backward pass over the gradient that this has consumed.
+absl::Status Decoder::BackwardMlp(const Activations& a, bool has_post_norm,
+                                  const UnitWeights& weights, ops::Act d_hidden,
+                                  device::Stream& stream) {
   const int64_t h = config_.hidden;
   const int64_t inner = config_.intermediate;
-  const ops::AttentionShape shape = Shape(layer);
-  SDP_RETURN_IF_ERROR(Activate(layer, weights, input, stream));
-
-  // MLP. The residual path carries d_hidden on unchanged.
+  void* gate_up = a.at(Segment::kGateUp);
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(d_hidden, weights.w(Role::kDown),
+                                               tokens_, inner, h, /*add=*/false,
+                                               activated_, stream));
+  // Both in place: gate_up becomes its gradient, the gradient of `activated`
+  // becomes `activated`.
+  SDP_RETURN_IF_ERROR(ops_.SwiGluBackward(gate_up, activated_, tokens_, inner,
+                                          gate_up, activated_, stream));
   SDP_RETURN_IF_ERROR(
       ops_.LinearBackwardWeight(activated_, d_hidden, tokens_, inner, h,
                                 weights.d(Role::kDown), nullptr, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(d_hidden, weights.w(Role::kDown),
-                                               tokens_, inner, h, /*add=*/false,
-                                               d_activated_, stream));
-  SDP_RETURN_IF_ERROR(ops_.SwiGluBackward(gate_up_, d_activated_, tokens_,
-                                          inner, gate_up_, stream));
-  SDP_RETURN_IF_ERROR(
-      ops_.LinearBackwardWeight(norm2_, gate_up_, tokens_, h, 2 * inner,
-                                weights.d(Role::kGate), nullptr, stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up_, weights.w(Role::kGate),
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up, weights.w(Role::kGate),
                                                tokens_, h, 2 * inner,
                                                /*add=*/false, d_norm_, stream));
+  void* normed = has_post_norm ? a.at(Segment::kPostNorm) : d_norm_;
   SDP_RETURN_IF_ERROR(ops_.RmsNormBackward(
-      middle_, weights.w(Role::kPostNorm), rstd2_, d_norm_, tokens_, h,
-      /*add=*/true, d_hidden, weights.d(Role::kPostNorm), stream));
+      a.at(Segment::kMiddle), weights.w(Role::kPostNorm), a.rstd2, d_norm_,
+      tokens_, h, /*add=*/true, d_hidden, weights.d(Role::kPostNorm),
+      has_post_norm ? nullptr : normed, stream));
+  return ops_.LinearBackwardWeight(normed, gate_up, tokens_, h, 2 * inner,
+                                   weights.d(Role::kGate), nullptr, stream);
+}
 
-  // Attention.
-  SDP_RETURN_IF_ERROR(
-      ops_.LinearBackwardWeight(attention_, d_hidden, tokens_, config_.q_dim(),
-                                h, weights.d(Role::kO), nullptr, stream));
+absl::Status Decoder::BackwardAttention(int64_t layer, const Activations& a,
+                                        bool has_input_norm,
+                                        const UnitWeights& weights,
+                                        ops::ConstAct input, ops::Act d_hidden,
+                                        device::Stream& stream) {
+  const int64_t h = config_.hidden;
+  const ops::AttentionShape shape = Shape(layer);
+  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
+      a.at(Segment::kAttention), d_hidden, tokens_, config_.q_dim(), h,
+      weights.d(Role::kO), nullptr, stream));
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
       d_hidden, weights.w(Role::kO), tokens_, config_.q_dim(), h,
       /*add=*/false, d_attention_, stream));
-  SDP_RETURN_IF_ERROR(ops_.AttentionBackward(
-      rotated_, attention_, lse_, d_attention_, shape, d_qkv_, stream));
+  SDP_RETURN_IF_ERROR(
+      ops_.AttentionBackward(a.at(Segment::kRotated), a.at(Segment::kAttention),
+                             a.lse, d_attention_, shape, d_qkv_, stream));
   SDP_RETURN_IF_ERROR(ops_.QkNormRopeBackward(
-      qkv_, weights.w(Role::kQNorm), weights.w(Role::kKNorm), rope_, shape,
-      qk_rstd_, d_qkv_, weights.d(Role::kQNorm), weights.d(Role::kKNorm),
-      stream));
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-      norm1_, d_qkv_, tokens_, h, config_.qkv_dim(), weights.d(Role::kQ),
-      weights.d(Role::kQBias), stream));
+      a.at(Segment::kQkv), weights.w(Role::kQNorm), weights.w(Role::kKNorm),
+      rope_, shape, a.qk_rstd, d_qkv_, weights.d(Role::kQNorm),
+      weights.d(Role::kKNorm), stream));
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(d_qkv_, weights.w(Role::kQ),
                                                tokens_, h, config_.qkv_dim(),
                                                /*add=*/false, d_norm_, stream));
-  return ops_.RmsNormBackward(input, weights.w(Role::kInputNorm), rstd1_,
-                              d_norm_, tokens_, h, /*add=*/true, d_hidden,
-                              weights.d(Role::kInputNorm), stream);
+  void* normed = has_input_norm ? a.at(Segment::kInputNorm) : d_norm_;
+  SDP_RETURN_IF_ERROR(ops_.RmsNormBackward(
+      input, weights.w(Role::kInputNorm), a.rstd1, d_norm_, tokens_, h,
+      /*add=*/true, d_hidden, weights.d(Role::kInputNorm),
+      has_input_norm ? nullptr : normed, stream));
+  return ops_.LinearBackwardWeight(normed, d_qkv_, tokens_, h,
+                                   config_.qkv_dim(), weights.d(Role::kQ),
+                                   weights.d(Role::kQBias), stream);
 }
 
 }  // namespace slidedp::step

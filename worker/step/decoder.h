@@ -1,12 +1,20 @@
-// One decoder layer over one micro-batch, forward and backward, from the
-// layer's input alone (full-layer recompute). Formulas: models.md section 1.
+// One decoder layer over one micro-batch, forward and backward. Formulas:
+// models.md section 1.
+//
+// A layer's activations lie where its mask (policy::Plan::keep) says: segments
+// that are kept in the layer's own part of the "kept" buffers, the others in a
+// scratch that all layers share. Forward writes each to its place, and backward
+// computes again what it needs and does not find: from the layer's input alone
+// if nothing is kept. The result is the same to the bit.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/device/device.h"
 #include "common/model/config.h"
+#include "policy/plan.h"
 #include "worker/ops/ops.h"
 #include "worker/step/buffers.h"
 #include "worker/step/unit_weights.h"
@@ -15,33 +23,62 @@ namespace slidedp::step {
 
 class Decoder {
  public:
-  Decoder(device::Device& device, ops::Ops& ops,
-          const model::ModelConfig& config, int64_t batch, int64_t sequence,
-          const Buffers& buffers);
+  // `buffers`: the "layer." and "kept." ones of policy::DeviceBuffers, and
+  // "rope".
+  Decoder(ops::Ops& ops, const model::ModelConfig& config,
+          const policy::Plan& plan, const Buffers& buffers);
 
   // output [tokens, hidden] = layer(input).
-  absl::Status Forward(int64_t layer, const UnitWeights& weights,
-                       ops::ConstAct input, ops::Act output,
-                       device::Stream& stream);
+  absl::Status Forward(int64_t layer, int64_t micro_batch,
+                       const UnitWeights& weights, ops::ConstAct input,
+                       ops::Act output, device::Stream& stream);
+  // After Forward of the same layer and micro-batch; others may lie between.
   // d_hidden [tokens, hidden]: gradient of the layer's output on entry, of its
   // input on return. Weight gradients are added.
-  absl::Status Backward(int64_t layer, const UnitWeights& weights,
-                        ops::ConstAct input, ops::Act d_hidden,
-                        device::Stream& stream);
+  absl::Status Backward(int64_t layer, int64_t micro_batch,
+                        const UnitWeights& weights, ops::ConstAct input,
+                        ops::Act d_hidden, device::Stream& stream);
 
  private:
-  // Everything up to the down projection, kept in the layer's buffers.
-  absl::Status Activate(int64_t layer, const UnitWeights& weights,
-                        ops::ConstAct input, device::Stream& stream);
+  // Of one layer and micro-batch.
+  struct Activations {
+    uint8_t kept;                          // mask of policy::Segment
+    void* segments[policy::kSegments];     // by policy::Segment
+    float *rstd1, *rstd2, *qk_rstd, *lse;  // statistics of the segments
+    void* at(policy::Segment s) const { return segments[static_cast<int>(s)]; }
+  };
+  struct Layer {
+    uint8_t kept;
+    // Places of the layer among those that keep the segment, and among those
+    // that keep anything.
+    int64_t place[policy::kSegments];
+    int64_t statistics;
+  };
+
+  Activations At(int64_t layer, int64_t micro_batch) const;
+  // The segments in `mask`, in order, each from what precedes it.
+  absl::Status Compute(uint8_t mask, int64_t layer, const Activations& a,
+                       const UnitWeights& weights, ops::ConstAct input,
+                       device::Stream& stream);
+  absl::Status BackwardMlp(const Activations& a, bool has_post_norm,
+                           const UnitWeights& weights, ops::Act d_hidden,
+                           device::Stream& stream);
+  absl::Status BackwardAttention(int64_t layer, const Activations& a,
+                                 bool has_input_norm,
+                                 const UnitWeights& weights,
+                                 ops::ConstAct input, ops::Act d_hidden,
+                                 device::Stream& stream);
   ops::AttentionShape Shape(int64_t layer) const;
 
-  device::Device& device_;
   ops::Ops& ops_;
   const model::ModelConfig& config_;
-  int64_t batch_, sequence_, tokens_;
-  void *norm1_, *qkv_, *rotated_, *attention_, *middle_, *norm2_, *gate_up_,
-      *activated_, *d_norm_, *d_attention_, *d_qkv_, *d_activated_;
-  float *rstd1_, *rstd2_, *qk_rstd_, *lse_;
+  const int64_t batch_, sequence_, tokens_, micro_batches_;
+  std::vector<Layer> layers_;
+  void* scratch_[policy::kSegments];
+  void* kept_[policy::kSegments];
+  policy::SegmentLayout layouts_[policy::kSegments];
+  float *rstd_, *kept_rstd_;
+  void *activated_, *d_norm_, *d_attention_, *d_qkv_;
   const float* rope_;
 };
 

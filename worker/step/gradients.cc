@@ -1,6 +1,7 @@
 #include "worker/step/gradients.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -37,7 +38,8 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
         inputs.plan->routes(kind).grads == GradRoute::kGpuSharded
             ? policy::ShardElements(count, ranks) * ranks
             : count;
-    for (auto* event : {&slot.computed, &slot.reduced, &slot.drained}) {
+    for (auto* event :
+         {&slot.computed, &slot.reduced, &slot.zeroed, &slot.drained}) {
       SDP_ASSIGN_OR_RETURN(*event, inputs.device->NewEvent());
     }
     slots.push_back(std::move(slot));
@@ -69,13 +71,21 @@ Gradients::Slot& Gradients::SlotOf(int unit) {
 
 absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
   Slot& slot = SlotOf(unit);
-  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot.reduced, compute));
-  SDP_RETURN_IF_ERROR(in_.device->FillZero(
-      slot.sum, slot.sum_elements * sizeof(float), compute));
+  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot.zeroed, compute));
   return slot.sum;
 }
 
 absl::StatusOr<Gradients::Share> Gradients::Reduce(int unit, Slot& slot) {
+  SDP_ASSIGN_OR_RETURN(const Share share, Exchange(unit, slot));
+  if (share.end > share.begin) {
+    SDP_RETURN_IF_ERROR(in_.ops->SquaredNorm(
+        share.data, static_cast<int64_t>(share.end - share.begin),
+        norms_ + unit, *reduce_));
+  }
+  return share;
+}
+
+absl::StatusOr<Gradients::Share> Gradients::Exchange(int unit, Slot& slot) {
   const model::Unit& u = in_.layout->units[unit];
   const policy::Routes& routes = in_.plan->routes(u.kind);
   collective::Collective* ranks = in_.collective;
@@ -123,17 +133,34 @@ absl::Status Gradients::Finish(int unit, uint64_t step,
   device::Device& device = *in_.device;
   SDP_RETURN_IF_ERROR(device.Record(*slot.computed, compute));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.computed, *reduce_));
+  // Beside compute, which has the next unit at hand.
+  const auto zero = [&]() -> absl::Status {
+    SDP_RETURN_IF_ERROR(
+        device.FillZero(slot.sum, slot.sum_elements * sizeof(float), *reduce_));
+    return device.Record(*slot.zeroed, *reduce_);
+  };
+  if (in_.compute_only) return zero();
   SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
-  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kReduce, step, *reduce_));
+  SDP_RETURN_IF_ERROR(
+      in_.times->Begin(Lane::kReduce, step, {"reduce", unit}, *reduce_));
   SDP_ASSIGN_OR_RETURN(const Share share, Reduce(unit, slot));
-  if (share.end > share.begin) {
-    SDP_RETURN_IF_ERROR(in_.ops->SquaredNorm(
-        share.data, static_cast<int64_t>(share.end - share.begin),
-        norms_ + unit, *reduce_));
-  }
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kReduce, step, *reduce_));
   SDP_RETURN_IF_ERROR(device.Record(*slot.reduced, *reduce_));
+  SDP_RETURN_IF_ERROR(zero());
   return Drain(unit, step, share, slot);
+}
+
+absl::Status Gradients::Rehearse() {
+  if (in_.compute_only) return absl::OkStatus();
+  std::set<std::pair<const float*, uint64_t>> seen;
+  for (size_t unit = 0; unit < in_.layout->units.size(); ++unit) {
+    Slot& slot = SlotOf(static_cast<int>(unit));
+    if (!seen.insert({slot.sum, in_.layout->units[unit].count}).second) {
+      continue;
+    }
+    SDP_RETURN_IF_ERROR(Reduce(static_cast<int>(unit), slot).status());
+  }
+  return in_.device->Synchronize(*reduce_);
 }
 
 absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
@@ -142,7 +169,8 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   const auto& chunks = schedule_.chunks[in_.rank];
   const uint64_t slots = schedule_.slots[in_.rank];
   SDP_RETURN_IF_ERROR(device.Wait(*slot.reduced, *drain_));
-  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDrain, step, *drain_));
+  SDP_RETURN_IF_ERROR(
+      in_.times->Begin(Lane::kDrain, step, {"drain", unit}, *drain_));
   if (share.end > share.begin) {
     SDP_RETURN_IF_ERROR(
         device.Copy(&in_.reports.unit_square_norm(in_.rank, unit),
@@ -173,6 +201,7 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
 
 absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,
                                   device::Stream& compute) {
+  if (in_.compute_only) return absl::OkStatus();
   device::Device& device = *in_.device;
   shm::StepReport& report = in_.reports.step(in_.rank, step);
   SDP_RETURN_IF_ERROR(device.Record(*loss_computed_, compute));

@@ -1,6 +1,6 @@
-// Gradient accumulators on the device and their way down: zeroed when a unit's
-// backward begins, reduced by the unit's route when it ends, drained to `grads`
-// in chunks that are announced one by one.
+// Gradient accumulators on the device and their way down: zero when a unit's
+// backward begins, reduced by the unit's route when it ends and zeroed for the
+// next one, drained to `grads` in chunks that are announced one by one.
 //
 // Embedding and head have an accumulator of their own (a tied embedding's lives
 // through the whole backward pass); decoder units take turns in `grad_slots`.
@@ -40,13 +40,15 @@ class Gradients {
     shm::Reports reports;
     const Buffers* buffers;
     LaneTimes* times;
+    // Gradients go no further than their accumulators.
+    bool compute_only = false;
   };
   static absl::StatusOr<Gradients> Create(const Inputs& inputs);
 
-  // The unit's accumulator, zeroed on `compute`.
+  // The unit's accumulator, zero for what comes next on `compute`.
   absl::StatusOr<float*> Begin(int unit, device::Stream& compute);
   // As Begin returned it.
-  const float* accumulator(int unit) { return SlotOf(unit).sum; }
+  float* accumulator(int unit) { return SlotOf(unit).sum; }
   // Everything that adds to the accumulator has been enqueued on `compute`:
   // reduce it and drain this rank's share. Units must come in the order of
   // policy::GradSchedule.
@@ -55,6 +57,10 @@ class Gradients {
   absl::Status DrainLoss(const double* loss_sum, uint64_t step,
                          device::Stream& compute);
 
+  // Reduces once what each slot may hold, as Finish does, and drains nothing;
+  // leaves undefined sums. Waits for the stream.
+  absl::Status Rehearse();
+
   absl::Status Synchronize();
 
  private:
@@ -62,7 +68,7 @@ class Gradients {
     float* sum = nullptr;
     uint64_t sum_elements = 0;
     bf16* drain = nullptr;
-    std::unique_ptr<device::Event> computed, reduced, drained;
+    std::unique_ptr<device::Event> computed, reduced, zeroed, drained;
   };
   // What this rank drains of a unit: [begin, end), at `data`.
   struct Share {
@@ -72,7 +78,9 @@ class Gradients {
 
   explicit Gradients(const Inputs& inputs) : in_(inputs) {}
   Slot& SlotOf(int unit);
+  // Its part of the sum, with this rank's norm of it.
   absl::StatusOr<Share> Reduce(int unit, Slot& slot);
+  absl::StatusOr<Share> Exchange(int unit, Slot& slot);
   absl::Status Drain(int unit, uint64_t step, const Share& share, Slot& slot);
 
   Inputs in_;

@@ -12,7 +12,7 @@ Head::Head(ops::Ops& ops, const model::ModelConfig& config, int64_t tokens,
       config_(config),
       tokens_(tokens),
       chunk_tokens_(chunk_tokens),
-      norm_(buffers.get<void>("layer.norm1")),
+      norm_(buffers.get<void>("layer.input_norm")),
       logits_(buffers.get<void>("head.logits")),
       d_norm_(buffers.get<void>("layer.d_norm")),
       rstd_(buffers.get<float>("layer.rstd")) {}
@@ -31,15 +31,9 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
     void* normed = static_cast<char*>(norm_) + first * row_bytes;
     void* d_normed = static_cast<char*>(d_norm_) + first * row_bytes;
     SDP_RETURN_IF_ERROR(ops_.LinearForward(normed, weights.table, nullptr, rows,
-                                           h, vocab, /*add=*/false, logits_,
-                                           stream));
-    if (on_logits) {
-      SDP_RETURN_IF_ERROR(device::EnqueueOnCpu(
-          stream, [on_logits, first, rows, logits = logits_] {
-            on_logits(first, rows, static_cast<const float*>(logits));
-            return absl::OkStatus();
-          }));
-    }
+                                           h, vocab, /*residual=*/nullptr,
+                                           logits_, stream));
+    if (on_logits) SDP_RETURN_IF_ERROR(on_logits(first, rows, logits_));
     SDP_RETURN_IF_ERROR(ops_.CrossEntropy(logits_, labels + first, rows, vocab,
                                           scale, loss_sum, stream));
     if (d_input == nullptr) continue;
@@ -51,7 +45,8 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
   }
   if (d_input == nullptr) return absl::OkStatus();
   return ops_.RmsNormBackward(input, weights.norm, rstd_, d_norm_, tokens_, h,
-                              /*add=*/false, d_input, weights.d_norm, stream);
+                              /*add=*/false, d_input, weights.d_norm,
+                              /*normed=*/nullptr, stream);
 }
 
 }  // namespace slidedp::step

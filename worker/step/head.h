@@ -22,9 +22,10 @@ class Head {
     float* d_norm;      // null in forward only
     float* d_table;
   };
-  // Called in stream order with each chunk of logits (CPU device).
-  using OnLogits =
-      std::function<void(int64_t first_row, int64_t rows, const float* logits)>;
+  // Called with each chunk of logits when its place in the stream is reached by
+  // the enqueueing thread: may enqueue what reads them.
+  using OnLogits = std::function<absl::Status(int64_t first_row, int64_t rows,
+                                              ops::ConstAct logits)>;
 
   Head(ops::Ops& ops, const model::ModelConfig& config, int64_t tokens,
        int64_t chunk_tokens, const Buffers& buffers);

@@ -1,11 +1,29 @@
 #include "worker/step/lane_times.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
 
 namespace slidedp::step {
+namespace {
+
+trace::Lane TraceLane(int lane) {
+  switch (static_cast<Lane>(lane)) {
+    case Lane::kDeliver:
+      return trace::Lane::kDeliver;
+    case Lane::kCompute:
+      return trace::Lane::kCompute;
+    case Lane::kReduce:
+      return trace::Lane::kReduce;
+    case Lane::kDrain:
+      return trace::Lane::kDrain;
+  }
+  SDP_CHECK(false, "lane");
+}
+
+}  // namespace
 
 absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device, int spans) {
   LaneTimes times(device);
@@ -21,10 +39,11 @@ absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device, int spans) {
   return times;
 }
 
-absl::Status LaneTimes::Begin(Lane lane_name, uint64_t step,
+absl::Status LaneTimes::Begin(Lane lane_name, uint64_t step, const Work& work,
                               device::Stream& stream) {
   LaneSpans& spans = lane(lane_name, step);
   SDP_CHECK(spans.used < spans.spans.size(), "more spans than planned");
+  spans.spans[spans.used].work = work;
   return device_->Record(*spans.spans[spans.used].begin, stream);
 }
 
@@ -36,6 +55,8 @@ absl::Status LaneTimes::End(Lane lane_name, uint64_t step,
 
 absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
   Times times;
+  int64_t begin_ns = std::numeric_limits<int64_t>::max();
+  int32_t count = 0;
   for (int l = 0; l < kLanes; ++l) {
     LaneSpans& spans = lanes_[step % 2][l];
     int64_t previous_end = 0;
@@ -46,6 +67,13 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
       SDP_ASSIGN_OR_RETURN(const int64_t end,
                            device_->TimestampNs(*spans.spans[i].end));
       times.busy_ns[l] += end - begin;
+      begin_ns = std::min(begin_ns, begin);
+      ++count;
+      if (recorder_ != nullptr) {
+        const Work& work = spans.spans[i].work;
+        recorder_->Add(
+            {TraceLane(l), work.name, work.unit, -1, step, begin, end});
+      }
       if (l == static_cast<int>(Lane::kCompute) && i > 0) {
         times.stall_ns += begin - previous_end;
       }
@@ -53,6 +81,10 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
       times.end_ns = std::max(times.end_ns, end);
     }
     spans.used = 0;
+  }
+  if (recorder_ != nullptr && count > 0) {
+    recorder_->Add({trace::Lane::kControl, "step", -1, count, step, begin_ns,
+                    times.end_ns});
   }
   return times;
 }

@@ -9,8 +9,15 @@
 
 #include "absl/status/statusor.h"
 #include "common/device/device.h"
+#include "common/trace/trace.h"
 
 namespace slidedp::step {
+
+// What a span is called in a trace: the name a literal, unit -1 for none.
+struct Work {
+  const char* name = "";
+  int unit = -1;
+};
 
 enum class Lane { kDeliver, kCompute, kReduce, kDrain };
 inline constexpr int kLanes = 4;
@@ -21,8 +28,13 @@ class LaneTimes {
   // `spans`: the most spans that any lane has in one step.
   static absl::StatusOr<LaneTimes> Create(device::Device& device, int spans);
 
+  // Harvest also adds the step's spans to `recorder` (borrowed), then one of
+  // lane kControl, "step", over all of them, whose `chunk` is their number.
+  void RecordInto(trace::Recorder* recorder) { recorder_ = recorder; }
+
   // Around each piece of work, on the stream that does it.
-  absl::Status Begin(Lane lane, uint64_t step, device::Stream& stream);
+  absl::Status Begin(Lane lane, uint64_t step, const Work& work,
+                     device::Stream& stream);
   absl::Status End(Lane lane, uint64_t step, device::Stream& stream);
 
   struct Times {
@@ -35,6 +47,7 @@ class LaneTimes {
 
  private:
   struct Span {
+    Work work;
     std::unique_ptr<device::Event> begin, end;
   };
   struct LaneSpans {
@@ -47,6 +60,7 @@ class LaneTimes {
   }
 
   device::Device* device_;
+  trace::Recorder* recorder_ = nullptr;
   std::array<std::array<LaneSpans, kLanes>, 2> lanes_;
 };
 

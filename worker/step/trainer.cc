@@ -1,112 +1,28 @@
 #include "worker/step/trainer.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/model/config.h"
-#include "worker/step/buffers.h"
-#include "worker/step/decoder.h"
-#include "worker/step/gradients.h"
-#include "worker/step/head.h"
-#include "worker/step/lane_times.h"
+#include "worker/step/trainer_impl.h"
 #include "worker/step/unit_weights.h"
-#include "worker/step/window.h"
 
 namespace slidedp::step {
 namespace {
 
 using model::Role;
 
-// How many visits the host may enqueue ahead of compute. Work is enqueued in
-// dependency order, so waiting here for an earlier visit waits only for what is
-// enqueued already, on every rank.
-constexpr uint64_t kVisitsAhead = 4;
-
 // Registered at once; larger mappings go piece by piece (gpu-facts: one call of
 // 512 GiB or more fails).
 constexpr uint64_t kRegistrationBytes = uint64_t{4} << 30;
 
-class TrainerImpl : public Trainer {
- public:
-  TrainerImpl(const TrainerInputs& inputs, Hooks hooks)
-      : in_(inputs), hooks_(std::move(hooks)) {}
-  ~TrainerImpl() override {
-    // Streams end before the buffers that their work uses.
-    gradients_.reset();
-    window_.reset();
-    compute_.reset();
-  }
-
-  absl::Status Init();
-  absl::Status Run(uint64_t first, uint64_t count) override;
-  uint64_t steps_enqueued() const override {
-    return steps_enqueued_.load(std::memory_order_relaxed);
-  }
-  uint64_t device_bytes() const override { return buffers_.bytes(); }
-
- private:
-  struct StepTokens {
-    const int32_t* ids;
-    const int32_t* labels;
-    float scale;
-    double* loss_sum;
-  };
-
-  absl::Status Register(const shm::Mapping& mapping, bool read_only);
-  absl::StatusOr<StepTokens> BeginStep(uint64_t step);
-  absl::Status EnqueueStep(uint64_t step);
-  absl::Status Embed(const Visit& visit, const StepTokens& tokens);
-  absl::Status ForwardLayer(const Visit& visit, int64_t layer);
-  absl::Status TurnAtHead(const Visit& visit, const StepTokens& tokens);
-  absl::Status BackwardLayer(const Visit& visit, int64_t layer);
-  absl::Status EmbedBackward(const Visit& visit, const StepTokens& tokens);
-  absl::Status FinishUnit(int unit, uint64_t step);
-  // Throttles the host, begins deliveries, and returns the unit's weights.
-  absl::StatusOr<const bf16*> BeginVisit(const Visit& visit);
-  absl::Status EndVisit(const Visit& visit);
-  absl::Status WriteTimes(uint64_t step);
-
-  void* Input(int64_t layer, int64_t micro_batch) const {
-    return static_cast<char*>(inputs_) +
-           (layer * in_.plan->micro_batches + micro_batch) * hidden_bytes_;
-  }
-  void* DHidden(int64_t micro_batch) const {
-    return static_cast<char*>(d_hidden_) + micro_batch * hidden_bytes_;
-  }
-  const model::Unit& unit(int u) const { return in_.layout->units[u]; }
-
-  const TrainerInputs in_;
-  const Hooks hooks_;
-  Buffers buffers_;
-  std::vector<std::unique_ptr<device::HostRegistration>> registrations_;
-  std::unique_ptr<LaneTimes> times_;
-  std::unique_ptr<Window> window_;
-  std::unique_ptr<Gradients> gradients_;
-  std::unique_ptr<Decoder> decoder_;
-  std::unique_ptr<Head> head_;
-  std::unique_ptr<data::Sampler> sampler_;
-  std::unique_ptr<device::Stream> compute_;
-  std::array<std::unique_ptr<device::Event>, kVisitsAhead> visit_done_;
-  std::unique_ptr<device::Event> embedded_;
-  shm::Reports reports_{nullptr, 0};
-
-  data::StepBatch batch_;
-  void* inputs_ = nullptr;
-  void* d_hidden_ = nullptr;
-  uint64_t hidden_bytes_ = 0;  // of one micro-batch
-  float* tied_gradient_ = nullptr;
-
-  std::vector<Visit> upcoming_;  // from the visit being enqueued on
-  uint64_t visits_ = 0;          // enqueued so far
-  uint64_t first_step_ = 0;      // of this Run
-  std::atomic<uint64_t> steps_enqueued_{0};
-};
+}  // namespace
 
 absl::Status TrainerImpl::Register(const shm::Mapping& mapping,
                                    bool read_only) {
@@ -121,17 +37,26 @@ absl::Status TrainerImpl::Register(const shm::Mapping& mapping,
   return absl::OkStatus();
 }
 
-absl::Status TrainerImpl::Init() {
-  const policy::Plan& plan = *in_.plan;
-  const model::ModelConfig& config = *in_.config;
-  if (in_.device->kind() != device::Kind::kCpu &&
-      (hooks_.on_gradient || hooks_.on_logits)) {
-    return absl::InvalidArgumentError("hooks need the CPU device");
-  }
+absl::Status TrainerImpl::RegisterSegments() {
   SDP_RETURN_IF_ERROR(Register(*in_.params, /*read_only=*/true));
   SDP_RETURN_IF_ERROR(Register(*in_.versions, /*read_only=*/true));
   SDP_RETURN_IF_ERROR(Register(*in_.grads, /*read_only=*/false));
-  SDP_RETURN_IF_ERROR(Register(*in_.reports, /*read_only=*/false));
+  return Register(*in_.reports, /*read_only=*/false);
+}
+
+absl::Status TrainerImpl::Init() {
+  const policy::Plan& plan = *in_.plan;
+  const model::ModelConfig& config = *in_.config;
+  if (in_.compute_only) {
+    if (plan.ranks != 1 || plan.window_slots < config.layers) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("compute only: needs 1 rank and ", config.layers,
+                       " window slots; the plan has ", plan.ranks, " and ",
+                       plan.window_slots));
+    }
+  } else {
+    SDP_RETURN_IF_ERROR(RegisterSegments());
+  }
   SDP_ASSIGN_OR_RETURN(
       buffers_, Buffers::Allocate(*in_.device, policy::DeviceBuffers(
                                                    config, *in_.layout, plan)));
@@ -139,42 +64,65 @@ absl::Status TrainerImpl::Init() {
   d_hidden_ = buffers_.get<void>("d_hidden");
   hidden_bytes_ =
       plan.micro_batch_tokens() * config.hidden * in_.ops->act_bytes();
-  const shm::Versions versions(in_.versions->data());
-  reports_ = shm::Reports(in_.reports->data(), in_.layout->units.size());
+  shm::Versions versions(nullptr);
+  rows_ = policy::ReportedRows(*in_.layout);
+  if (!in_.compute_only) {
+    versions = shm::Versions(in_.versions->data());
+    reports_ =
+        shm::Reports(in_.reports->data(), in_.layout->units.size(), rows_);
+  }
 
   // Embedding, layers twice, head, embedding backward.
   SDP_ASSIGN_OR_RETURN(
       LaneTimes times,
       LaneTimes::Create(*in_.device, static_cast<int>(2 * config.layers + 3)));
   times_ = std::make_unique<LaneTimes>(std::move(times));
+  times_->RecordInto(in_.recorder);
   SDP_ASSIGN_OR_RETURN(
-      Window window, Window::Create({in_.device, in_.param_collective,
-                                     in_.layout, in_.plan, in_.rank, in_.params,
-                                     versions, &buffers_, times_.get()}));
+      Window window,
+      Window::Create({in_.device, in_.param_collective, in_.layout, in_.plan,
+                      in_.rank, in_.params, versions, &buffers_, times_.get(),
+                      in_.compute_only}));
   window_ = std::make_unique<Window>(std::move(window));
   SDP_ASSIGN_OR_RETURN(
       Gradients gradients,
       Gradients::Create({in_.device, in_.ops, in_.grad_collective, in_.layout,
                          in_.plan, in_.rank, in_.grads, versions, reports_,
-                         &buffers_, times_.get()}));
+                         &buffers_, times_.get(), in_.compute_only}));
   gradients_ = std::make_unique<Gradients>(std::move(gradients));
-  decoder_ = std::make_unique<Decoder>(*in_.device, *in_.ops, config,
-                                       plan.micro_batch_size,
-                                       plan.sequence_length, buffers_);
+  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, buffers_);
   head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
                                  plan.head_chunk_tokens, buffers_);
-  sampler_ =
-      std::make_unique<data::Sampler>(in_.dataset->sequences(), in_.seed);
+  if (in_.dataset != nullptr) {
+    sampler_ =
+        std::make_unique<data::Sampler>(in_.dataset->sequences(), in_.seed);
+  } else if (!in_.compute_only) {
+    return absl::InvalidArgumentError("a job without a data set");
+  }
   SDP_ASSIGN_OR_RETURN(compute_, in_.device->NewStream("compute"));
   for (auto& event : visit_done_) {
     SDP_ASSIGN_OR_RETURN(event, in_.device->NewEvent());
   }
   SDP_ASSIGN_OR_RETURN(embedded_, in_.device->NewEvent());
+  if (hooks_.on_gradient || hooks_.on_logits) {
+    uint64_t largest = plan.head_chunk_tokens * config.vocab;
+    for (const model::Unit& unit : in_.layout->units) {
+      largest = std::max(largest, unit.count);
+    }
+    SDP_ASSIGN_OR_RETURN(
+        observer_, Observer::Create(*in_.device, largest * sizeof(float)));
+  }
   const std::vector<float> frequencies = model::RopeInverseFrequencies(config);
   SDP_RETURN_IF_ERROR(
       in_.device->Copy(buffers_.get<void>("rope"), frequencies.data(),
                        frequencies.size() * sizeof(float), *compute_));
-  return in_.device->Synchronize(*compute_);
+  SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
+  if (in_.compute_only && in_.fill_weights) {
+    for (int u = 0; u < static_cast<int>(in_.layout->units.size()); ++u) {
+      SDP_RETURN_IF_ERROR(in_.fill_weights(u, window_->slot_data(u)));
+    }
+  }
+  return Warm();
 }
 
 absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
@@ -209,6 +157,10 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   SDP_ASSIGN_OR_RETURN(const StepTokens tokens, BeginStep(step));
   size_t at = 0;
   SDP_RETURN_IF_ERROR(Embed(order[at++], tokens));
+  if (!in_.compute_only) {
+    SDP_RETURN_IF_ERROR(in_.device->WriteWord(
+        &reports_.step(in_.rank, step).embedded.value, step + 1, *compute_));
+  }
   SDP_RETURN_IF_ERROR(in_.device->Record(*embedded_, *compute_));
   for (int l = 0; l < layers; ++l) {
     SDP_RETURN_IF_ERROR(ForwardLayer(order[at++], l));
@@ -227,10 +179,29 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
 }
 
 absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
+  if (in_.dataset == nullptr) {
+    FillPseudoRandomBatch(step);
+  } else {
+    data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
+                        batch_);
+  }
+  if (hooks_.on_batch) hooks_.on_batch(step, batch_);
+  if (!in_.compute_only) {
+    shm::StepReport& report = reports_.step(in_.rank, step);
+    report.valid_tokens = batch_.valid_tokens;
+    report.begin_ns = MonotonicNs();
+    ReportUsedRows(step);
+    report.begun.value.store(step + 1, std::memory_order_release);
+  }
+  return UploadBatch(step);
+}
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
+    uint64_t step) {
   const uint64_t tokens =
       in_.plan->micro_batches * in_.plan->micro_batch_tokens();
-  data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
-                      batch_);
+  SDP_CHECK(batch_.ids.size() == tokens && batch_.labels.size() == tokens,
+            "a batch of another size than the plan's");
   const uint64_t parity = step % 2;
   int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
   int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
@@ -244,12 +215,6 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
           ? 0.0f
           : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
   result.loss_sum = buffers_.get<double>("scalars") + parity;
-
-  shm::StepReport& report = reports_.step(in_.rank, step);
-  report.valid_tokens = batch_.valid_tokens;
-  report.begin_ns = MonotonicNs();
-  report.begun.value.store(step + 1, std::memory_order_release);
-
   SDP_RETURN_IF_ERROR(
       in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
   SDP_RETURN_IF_ERROR(
@@ -257,14 +222,23 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
   return result;
 }
 
-absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit) {
+void TrainerImpl::ReportUsedRows(uint64_t step) {
+  uint64_t* used = reports_.used_rows(in_.rank, step);
+  std::fill_n(used, shm::RowWords(rows_), 0);
+  if (rows_ == 0) return;
+  for (int32_t id : batch_.ids) used[id / 64] |= uint64_t{1} << (id % 64);
+}
+
+absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,
+                                                    const char* work) {
   SDP_RETURN_IF_ERROR(
       in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
   const size_t ahead = std::min(
       upcoming_.size(), static_cast<size_t>(in_.plan->window_slots) + 2);
   SDP_RETURN_IF_ERROR(window_->Advance({upcoming_.data(), ahead}));
   SDP_ASSIGN_OR_RETURN(const bf16* weights, window_->Use(visit, *compute_));
-  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step, *compute_));
+  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step,
+                                    {work, visit.unit}, *compute_));
   return weights;
 }
 
@@ -279,7 +253,7 @@ absl::Status TrainerImpl::EndVisit(const Visit& visit) {
 }
 
 absl::Status TrainerImpl::Embed(const Visit& visit, const StepTokens& tokens) {
-  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "embed"));
   const UnitWeights weights(unit(visit.unit), data, nullptr);
   // The inputs of layer 0 lie one micro-batch after another.
   SDP_RETURN_IF_ERROR(in_.ops->EmbeddingForward(
@@ -290,10 +264,10 @@ absl::Status TrainerImpl::Embed(const Visit& visit, const StepTokens& tokens) {
 }
 
 absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {
-  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "forward"));
   const UnitWeights weights(unit(visit.unit), data, nullptr);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
-    SDP_RETURN_IF_ERROR(decoder_->Forward(layer, weights, Input(layer, mb),
+    SDP_RETURN_IF_ERROR(decoder_->Forward(layer, mb, weights, Input(layer, mb),
                                           Input(layer + 1, mb), *compute_));
   }
   return EndVisit(visit);
@@ -301,7 +275,7 @@ absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {
 
 absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
                                      const StepTokens& tokens) {
-  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "head"));
   SDP_ASSIGN_OR_RETURN(float* gradient,
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
@@ -312,8 +286,14 @@ absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
     Head::OnLogits on_logits;
     if (hooks_.on_logits) {
-      on_logits = [this, mb](int64_t first, int64_t count, const float* data) {
-        hooks_.on_logits(mb, first, count, data);
+      on_logits = [this, mb](int64_t first, int64_t count,
+                             ops::ConstAct logits) {
+        return observer_->Show(
+            logits, in_.ops->activation_dtype() == ops::ActDType::kBf16,
+            count * in_.config->vocab, *compute_,
+            [this, mb, first, count](const float* values) {
+              hooks_.on_logits(mb, first, count, values);
+            });
       };
     }
     SDP_RETURN_IF_ERROR(head_->Run(
@@ -331,12 +311,12 @@ absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
 }
 
 absl::Status TrainerImpl::BackwardLayer(const Visit& visit, int64_t layer) {
-  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit));
+  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "backward"));
   SDP_ASSIGN_OR_RETURN(float* gradient,
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
-    SDP_RETURN_IF_ERROR(decoder_->Backward(layer, weights, Input(layer, mb),
+    SDP_RETURN_IF_ERROR(decoder_->Backward(layer, mb, weights, Input(layer, mb),
                                            DHidden(mb), *compute_));
   }
   SDP_RETURN_IF_ERROR(EndVisit(visit));
@@ -350,7 +330,8 @@ absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
     SDP_ASSIGN_OR_RETURN(gradient, gradients_->Begin(visit.unit, *compute_));
   }
   const UnitWeights weights(unit(visit.unit), nullptr, gradient);
-  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step, *compute_));
+  SDP_RETURN_IF_ERROR(times_->Begin(
+      Lane::kCompute, visit.step, {"embed backward", visit.unit}, *compute_));
   SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
       tokens.ids, DHidden(0),
       in_.plan->micro_batches * in_.plan->micro_batch_tokens(),
@@ -362,10 +343,10 @@ absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
 
 absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
   if (hooks_.on_gradient) {
-    SDP_RETURN_IF_ERROR(device::EnqueueOnCpu(
-        *compute_, [this, u, gradient = gradients_->accumulator(u)] {
+    SDP_RETURN_IF_ERROR(observer_->Show(
+        gradients_->accumulator(u), /*is_bf16=*/false, unit(u).count, *compute_,
+        [this, u](const float* gradient) {
           hooks_.on_gradient(u, gradient, unit(u).count);
-          return absl::OkStatus();
         }));
   }
   return gradients_->Finish(u, step, *compute_);
@@ -373,6 +354,11 @@ absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
 
 absl::Status TrainerImpl::WriteTimes(uint64_t step) {
   SDP_ASSIGN_OR_RETURN(const LaneTimes::Times times, times_->Harvest(step));
+  if (in_.compute_only) {
+    compute_times_.push_back({times.busy_ns[static_cast<int>(Lane::kCompute)],
+                              times.stall_ns, times.end_ns});
+    return absl::OkStatus();
+  }
   shm::StepReport& report = reports_.step(in_.rank, step);
   report.deliver_ns = times.busy_ns[static_cast<int>(Lane::kDeliver)];
   report.compute_ns = times.busy_ns[static_cast<int>(Lane::kCompute)];
@@ -383,8 +369,6 @@ absl::Status TrainerImpl::WriteTimes(uint64_t step) {
   report.times_ready.value.store(step + 1, std::memory_order_release);
   return absl::OkStatus();
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(
     const TrainerInputs& inputs, Hooks hooks) {

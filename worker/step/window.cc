@@ -1,6 +1,7 @@
 #include "worker/step/window.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,10 +49,30 @@ std::span<Window::Slot> Window::SlotsFor(int unit) {
 }
 
 Window::Slot* Window::Find(const Visit& visit) {
+  if (in_.resident) return &SlotOf(visit.unit);
   for (Slot& slot : SlotsFor(visit.unit)) {
     if (slot.unit == visit.unit && slot.step == visit.step) return &slot;
   }
   return nullptr;
+}
+
+Window::Slot& Window::SlotOf(int unit) {
+  const std::span<Slot> slots = SlotsFor(unit);
+  const int64_t layer = in_.layout->units[unit].layer;
+  return slots[std::max<int64_t>(layer, 0) % slots.size()];
+}
+
+bf16* Window::slot_data(int unit) { return SlotOf(unit).data; }
+
+absl::Status Window::Rehearse() {
+  if (in_.resident) return absl::OkStatus();
+  const int units = static_cast<int>(in_.layout->units.size());
+  for (int unit = 0; unit < units; ++unit) {
+    // Each slot once.
+    if (in_.layout->units[unit].layer >= std::ssize(decoder_)) continue;
+    SDP_RETURN_IF_ERROR(Bring(unit, slot_data(unit)));
+  }
+  return in_.device->Synchronize(*stream_);
 }
 
 absl::Status Window::Advance(std::span<const Visit> upcoming) {
@@ -81,13 +102,21 @@ absl::Status Window::Advance(std::span<const Visit> upcoming) {
 
 absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
   device::Device& device = *in_.device;
-  const model::Unit& unit = in_.layout->units[visit.unit];
   slot.unit = visit.unit;
   slot.step = visit.step;
   SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.param_version(visit.unit),
                                       visit.step, *stream_));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.free, *stream_));
-  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliver, visit.step, *stream_));
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliver, visit.step,
+                                        {"deliver", visit.unit}, *stream_));
+  SDP_RETURN_IF_ERROR(Bring(visit.unit, slot.data));
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliver, visit.step, *stream_));
+  return device.Record(*slot.ready, *stream_);
+}
+
+absl::Status Window::Bring(int unit_number, bf16* to) {
+  device::Device& device = *in_.device;
+  const model::Unit& unit = in_.layout->units[unit_number];
   const bool sharded =
       in_.collective != nullptr &&
       in_.plan->routes(unit.kind).params == policy::ParamRoute::kSharded;
@@ -99,15 +128,11 @@ absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
   const uint64_t chunk = in_.plan->h2d_chunk_bytes / sizeof(bf16);
   for (uint64_t at = begin; at < end; at += chunk) {
     const uint64_t count = std::min(chunk, end - at);
-    SDP_RETURN_IF_ERROR(device.Copy(slot.data + at, source + at,
-                                    count * sizeof(bf16), *stream_));
-  }
-  if (sharded) {
     SDP_RETURN_IF_ERROR(
-        in_.collective->AllGather(slot.data, shard * sizeof(bf16), *stream_));
+        device.Copy(to + at, source + at, count * sizeof(bf16), *stream_));
   }
-  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliver, visit.step, *stream_));
-  return device.Record(*slot.ready, *stream_);
+  if (!sharded) return absl::OkStatus();
+  return in_.collective->AllGather(to, shard * sizeof(bf16), *stream_);
 }
 
 absl::StatusOr<const bf16*> Window::Use(const Visit& visit,

@@ -43,6 +43,9 @@ class Window {
     shm::Versions versions;
     const Buffers* buffers;
     LaneTimes* times;
+    // Units never leave: slot_data is what the caller wrote there, and nothing
+    // is delivered.
+    bool resident = false;
   };
   static absl::StatusOr<Window> Create(const Inputs& inputs);
 
@@ -55,6 +58,12 @@ class Window {
   absl::StatusOr<const bf16*> Use(const Visit& visit, device::Stream& compute);
   // Everything that reads the unit has been enqueued on `compute`.
   absl::Status Release(const Visit& visit, device::Stream& compute);
+
+  // Where the unit lies when resident, else in its next rehearsal.
+  bf16* slot_data(int unit);
+  // Fills every slot as a delivery does, waiting for no word, and waits for the
+  // stream.
+  absl::Status Rehearse();
 
   device::Stream& stream() { return *stream_; }
 
@@ -70,8 +79,11 @@ class Window {
 
   explicit Window(const Inputs& inputs) : in_(inputs) {}
   std::span<Slot> SlotsFor(int unit);
+  Slot& SlotOf(int unit);  // when resident, or rehearsing
   Slot* Find(const Visit& visit);
   absl::Status Deliver(const Visit& visit, Slot& slot);
+  // The unit's elements, by its route.
+  absl::Status Bring(int unit, bf16* to);
 
   Inputs in_;
   std::unique_ptr<device::Stream> stream_;

@@ -1,0 +1,151 @@
+// Everything a step does, once, before the first wait for a word: whatever the
+// device or a library loads, plans or allocates at a first use happens here.
+#include <cstdint>
+#include <set>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/accelerator.h"
+#include "worker/step/trainer_impl.h"
+#include "worker/step/unit_weights.h"
+
+namespace slidedp::step {
+namespace {
+
+using model::Role;
+
+// Libraries choose kernels by the alignment of addresses, up to this.
+constexpr uintptr_t kAlignment = 16;
+
+uint64_t AlignmentOf(const void* address) {
+  return reinterpret_cast<uintptr_t>(address) % kAlignment;
+}
+
+// What tells the calls of one pass through a layer from those of another.
+using Likeness = std::vector<uint64_t>;
+
+void Append(const model::Unit& unit, Likeness& likeness) {
+  for (const model::Tensor& tensor : unit.tensors) {
+    likeness.push_back(tensor.count);
+    likeness.push_back(tensor.offset % kAlignment);
+  }
+}
+
+}  // namespace
+
+void TrainerImpl::FillPseudoRandomBatch(uint64_t step) {
+  const uint64_t tokens =
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
+  batch_.ids.resize(tokens);
+  batch_.labels.resize(tokens);
+  batch_.valid_tokens = tokens * in_.plan->ranks;
+  // SplitMix64 over (seed, step, rank, place).
+  uint64_t state = in_.seed + (step * in_.plan->ranks + in_.rank) * tokens;
+  const auto next = [&] {
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<int32_t>((z ^ (z >> 31)) %
+                                static_cast<uint64_t>(in_.config->vocab));
+  };
+  for (uint64_t t = 0; t < tokens; ++t) {
+    batch_.ids[t] = next();
+    batch_.labels[t] = next();
+  }
+}
+
+absl::Status TrainerImpl::Warm() {
+  if (!in_.warm_up) return absl::OkStatus();
+  SDP_RETURN_IF_ERROR(in_.warm_up([this] { return Rehearse(); }));
+  if (in_.device->kind() != device::Kind::kCuda) return absl::OkStatus();
+  return device::CheckAcceleratorStreams(*in_.device);
+}
+
+absl::Status TrainerImpl::Rehearse() {
+  FillPseudoRandomBatch(0);
+  SDP_ASSIGN_OR_RETURN(const StepTokens tokens, UploadBatch(0));
+  SDP_RETURN_IF_ERROR(window_->Rehearse());
+  const int64_t all = in_.plan->micro_batches * in_.plan->micro_batch_tokens();
+  const int embedding_unit = in_.layout->embedding_unit();
+  const UnitWeights embedding(unit(embedding_unit),
+                              window_->slot_data(embedding_unit),
+                              gradients_->accumulator(embedding_unit));
+  SDP_RETURN_IF_ERROR(
+      in_.ops->EmbeddingForward(tokens.ids, embedding.w(Role::kEmbedding), all,
+                                in_.config->hidden, Input(0, 0), *compute_));
+  SDP_RETURN_IF_ERROR(RehearseLayers());
+  SDP_RETURN_IF_ERROR(RehearseHead(tokens));
+  SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
+      tokens.ids, DHidden(0), all, in_.config->hidden, in_.config->vocab,
+      embedding.d(Role::kEmbedding), *compute_));
+  SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
+  SDP_RETURN_IF_ERROR(gradients_->Rehearse());
+  return Forget();
+}
+
+absl::Status TrainerImpl::RehearseLayers() {
+  std::set<Likeness> seen;
+  for (int64_t layer = 0; layer < in_.config->layers; ++layer) {
+    const int u = in_.layout->decoder_unit(layer);
+    for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+      Likeness likeness = {policy::KeptSegments(*in_.config, *in_.plan, layer),
+                           static_cast<uint64_t>(in_.config->window[layer]),
+                           AlignmentOf(Input(layer, mb)),
+                           AlignmentOf(Input(layer + 1, mb)),
+                           AlignmentOf(DHidden(mb))};
+      Append(unit(u), likeness);
+      if (!seen.insert(likeness).second) continue;
+      const UnitWeights weights(unit(u), window_->slot_data(u),
+                                gradients_->accumulator(u));
+      SDP_RETURN_IF_ERROR(decoder_->Forward(layer, mb, weights,
+                                            Input(layer, mb),
+                                            Input(layer + 1, mb), *compute_));
+      SDP_RETURN_IF_ERROR(decoder_->Backward(
+          layer, mb, weights, Input(layer, mb), DHidden(mb), *compute_));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainerImpl::RehearseHead(const StepTokens& tokens) {
+  const int u = in_.layout->head_unit();
+  const UnitWeights weights(unit(u), window_->slot_data(u),
+                            gradients_->accumulator(u));
+  const Role table = in_.layout->tied() ? Role::kEmbedding : Role::kHead;
+  const int64_t rows = in_.plan->micro_batch_tokens();
+  std::set<Likeness> seen;
+  for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    void* input = Input(in_.config->layers, mb);
+    if (!seen.insert({AlignmentOf(input), AlignmentOf(DHidden(mb))}).second) {
+      continue;
+    }
+    SDP_RETURN_IF_ERROR(
+        head_->Run({weights.w(Role::kFinalNorm), weights.w(table),
+                    weights.d(Role::kFinalNorm), weights.d(table)},
+                   input, tokens.labels + mb * rows, tokens.scale,
+                   tokens.loss_sum, DHidden(mb), /*on_logits=*/{}, *compute_));
+  }
+  return absl::OkStatus();
+}
+
+// What a step takes to be zero, or does not write before it reads it.
+absl::Status TrainerImpl::Forget() {
+  for (const policy::NamedBytes& item :
+       policy::DeviceBuffers(*in_.config, *in_.layout, *in_.plan)) {
+    void* data = buffers_.get<void>(item.name);
+    // "rope" is constant; kept weights are the caller's.
+    if (data == nullptr || item.name == "rope" ||
+        item.name == "pinned.tokens" ||
+        (in_.compute_only && item.name.starts_with("window."))) {
+      continue;
+    }
+    SDP_RETURN_IF_ERROR(in_.device->FillZero(data, item.bytes, *compute_));
+  }
+  // The way back from the device, as losses and gradients take it.
+  SDP_RETURN_IF_ERROR(in_.device->Copy(buffers_.get<void>("pinned.tokens"),
+                                       buffers_.get<void>("scalars"),
+                                       sizeof(double), *compute_));
+  return in_.device->Synchronize(*compute_);
+}
+
+}  // namespace slidedp::step
