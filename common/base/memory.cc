@@ -1,6 +1,9 @@
 #include "common/base/memory.h"
 
+#include <cstdio>
+#include <fstream>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -178,6 +181,18 @@ absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root) {
 
 absl::StatusOr<MemoryRoom> MemoryCapacity(const std::string& root) {
   return SmallestOf(root, "MemTotal", LimitOfGroup);
+}
+
+uint64_t ProcessPssBytes() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  std::string line;
+  while (std::getline(rollup, line)) {
+    unsigned long long kib = 0;
+    if (std::sscanf(line.c_str(), "Pss: %llu kB", &kib) == 1) {
+      return uint64_t{kib} * kKiB;
+    }
+  }
+  return 0;
 }
 
 }  // namespace slidedp

@@ -19,6 +19,11 @@ struct MemoryRoom {
 // counted. `root` is a prefix of every path read, "" in production.
 absl::StatusOr<MemoryRoom> AvailableMemory(const std::string& root = "");
 
+// Proportional set size of this process, from /proc/self/smaps_rollup: shared
+// pages count once over all of their users. 0 if the kernel does not say. Walks
+// every page table: a second and more for 100 GiB.
+uint64_t ProcessPssBytes();
+
 // What an idle host would leave: the smallest of MemTotal and the limits of the
 // same cgroups.
 absl::StatusOr<MemoryRoom> MemoryCapacity(const std::string& root = "");

@@ -166,7 +166,8 @@ absl::StatusOr<TensorSource> OpenModelFolder(const std::string& folder) {
       absl::StrCat("neither ", kSingleFile, " nor ", kIndexFile, " is there"),
       pickled ? "convert the .bin files: save_pretrained(..., "
                 "safe_serialization=True)"
-              : "give the folder of a Hugging Face model");
+              : "give the folder of a Hugging Face model, or train from "
+                "random weights (random_weights_seed)");
 }
 
 absl::Status ReadAsFloat(const TensorSource::Ref& ref, uint64_t first,
