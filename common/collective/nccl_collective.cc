@@ -61,9 +61,11 @@ class NcclCollectiveImpl : public NcclCollective {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     std::lock_guard<std::mutex> lock(mutex_);
+    ncclComm_t comm = nullptr;
     absl::Status status = NcclStatus(
-        ncclCommInitRankConfig(&comm_, world_size_, id, rank_, &config), comm_,
+        ncclCommInitRankConfig(&comm, world_size_, id, rank_, &config), comm,
         "ncclCommInitRankConfig");
+    SetComm(comm);
     if (status.ok()) status = AwaitLocked("joining");
     return status;
   }
@@ -138,14 +140,18 @@ class NcclCollectiveImpl : public NcclCollective {
                   });
   }
 
+  // Never waits for a launch: one into a full stream waits for the GPU.
   absl::Status Check() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    SDP_RETURN_IF_ERROR(UsableLocked());
     SDP_RETURN_IF_ERROR(context_->Use());
-    ncclResult_t state = ncclSuccess;
-    SDP_RETURN_IF_ERROR(Named(NcclStatus(ncclCommGetAsyncError(comm_, &state),
-                                         comm_, "ncclCommGetAsyncError")));
-    SDP_RETURN_IF_ERROR(Named(NcclStatus(state, comm_, "asynchronous error")));
+    {
+      std::lock_guard<std::mutex> lock(comm_mutex_);
+      SDP_RETURN_IF_ERROR(Usable());
+      ncclResult_t state = ncclSuccess;
+      SDP_RETURN_IF_ERROR(Named(NcclStatus(ncclCommGetAsyncError(comm_, &state),
+                                           comm_, "ncclCommGetAsyncError")));
+      SDP_RETURN_IF_ERROR(
+          Named(NcclStatus(state, comm_, "asynchronous error")));
+    }
     return Named(watch_.Check());
   }
 
@@ -153,7 +159,7 @@ class NcclCollectiveImpl : public NcclCollective {
     ncclComm_t comm;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      comm = std::exchange(comm_, nullptr);
+      comm = SetComm(nullptr);
     }
     if (comm == nullptr || !context_->Use().ok()) return;
     ncclCommAbort(comm);
@@ -168,7 +174,12 @@ class NcclCollectiveImpl : public NcclCollective {
     return static_cast<char*>(data) + rank_ * shard_bytes;
   }
 
-  absl::Status UsableLocked() const {
+  ncclComm_t SetComm(ncclComm_t comm) {
+    std::lock_guard<std::mutex> lock(comm_mutex_);
+    return std::exchange(comm_, comm);
+  }
+
+  absl::Status Usable() const {
     if (comm_ != nullptr) return absl::OkStatus();
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", rank_, ": the communicator was aborted"));
@@ -184,7 +195,7 @@ class NcclCollectiveImpl : public NcclCollective {
     }
     const std::string what = Describe(operation.Packed(), operation.count);
     std::lock_guard<std::mutex> lock(mutex_);
-    SDP_RETURN_IF_ERROR(UsableLocked());
+    SDP_RETURN_IF_ERROR(Usable());
     SDP_RETURN_IF_ERROR(Named(watch_.Begin(operation, handle)));
     SDP_RETURN_IF_ERROR(Named(NcclStatus(call(handle), comm_, what)));
     // Only when it is in the stream may anything be enqueued behind it.
@@ -243,9 +254,8 @@ class NcclCollectiveImpl : public NcclCollective {
     SDP_RETURN_IF_ERROR(
         NcclStatus(ncclCommFinalize(comm_), comm_, "ncclCommFinalize"));
     SDP_RETURN_IF_ERROR(AwaitLocked("ncclCommFinalize"));
-    SDP_RETURN_IF_ERROR(
-        NcclStatus(ncclCommDestroy(comm_), comm_, "ncclCommDestroy"));
-    comm_ = nullptr;
+    SDP_RETURN_IF_ERROR(NcclStatus(ncclCommDestroy(SetComm(nullptr)), nullptr,
+                                   "ncclCommDestroy"));
     return absl::OkStatus();
   }
 
@@ -256,8 +266,10 @@ class NcclCollectiveImpl : public NcclCollective {
   std::shared_ptr<device::CudaContext> context_;
   device::Buffer scratch_;
 
-  std::mutex mutex_;  // guards what follows
-  ncclComm_t comm_ = nullptr;
+  // One call into NCCL at a time, but for Check's. Held while comm_ changes.
+  std::mutex mutex_;
+  std::mutex comm_mutex_;      // held while comm_ changes, and by Check
+  ncclComm_t comm_ = nullptr;  // read under either
   NcclWatch watch_;
 };
 

@@ -48,24 +48,43 @@ absl::Status NcclWatch::Create() {
 
 absl::Status NcclWatch::Begin(const Operation& operation, cudaStream_t stream) {
   ++operations_;
-  SDP_RETURN_IF_ERROR(Retire());
-  watched_ = !spare_.empty();
-  if (!watched_) return absl::OkStatus();
-  const auto [begun, ended] = spare_.back();
-  SDP_RETURN_IF_CUDA_ERROR(cudaEventRecord(begun, stream));
-  spare_.pop_back();
-  running_.push_back({operation, operations_, begun, ended});
+  std::array<cudaEvent_t, 2> events;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    SDP_RETURN_IF_ERROR(RetireLocked());
+    watched_ = !spare_.empty();
+    if (!watched_) return absl::OkStatus();
+    events = spare_.back();
+    spare_.pop_back();
+  }
+  const absl::Status status =
+      CudaStatus(cudaEventRecord(events[0], stream), "cudaEventRecord");
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!status.ok()) {
+    watched_ = false;
+    spare_.push_back(events);
+    return status;
+  }
+  running_.push_back({operation, operations_, events[0], events[1]});
   return absl::OkStatus();
 }
 
 absl::Status NcclWatch::End(cudaStream_t stream) {
   if (!watched_) return absl::OkStatus();
-  SDP_RETURN_IF_CUDA_ERROR(cudaEventRecord(running_.back().ended, stream));
+  cudaEvent_t ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended = running_.back().ended;
+  }
+  SDP_RETURN_IF_CUDA_ERROR(cudaEventRecord(ended, stream));
+  std::lock_guard<std::mutex> lock(mutex_);
+  running_.back().launched = true;
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::Retire() {
-  while (!running_.empty()) {
+absl::Status NcclWatch::RetireLocked() {
+  // Of one still being launched, `ended` may hold an earlier record.
+  while (!running_.empty() && running_.front().launched) {
     const Launch& oldest = running_.front();
     bool ended = false;
     SDP_RETURN_IF_ERROR(Passed(oldest.ended, ended));
@@ -77,7 +96,8 @@ absl::Status NcclWatch::Retire() {
 }
 
 absl::Status NcclWatch::Check() {
-  SDP_RETURN_IF_ERROR(Retire());
+  std::lock_guard<std::mutex> lock(mutex_);
+  SDP_RETURN_IF_ERROR(RetireLocked());
   if (running_.empty()) return absl::OkStatus();
   Launch& oldest = running_.front();
   const int64_t now_ns = MonotonicNs();

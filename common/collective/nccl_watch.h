@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <mutex>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,7 +15,9 @@
 
 namespace slidedp::collective {
 
-// Thread-compatible. The current device must be the stream's own.
+// Begin and End from one thread at a time, Check from any and without waiting
+// for them: they may block in a full stream. The current device must be the
+// stream's own.
 class NcclWatch {
  public:
   explicit NcclWatch(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
@@ -32,17 +35,20 @@ class NcclWatch {
     Operation operation;
     uint64_t number;
     cudaEvent_t begun, ended;
-    int64_t begun_ns = 0;  // when first seen to have begun
+    bool launched = false;  // `ended` is in the stream
+    int64_t begun_ns = 0;   // when first seen to have begun
   };
 
-  absl::Status Retire();
+  absl::Status RetireLocked();
 
   const int64_t deadline_ns_;
+  // Of Begin and End.
+  bool watched_ = false;  // between them: whether the operation is
+  uint64_t operations_ = 0;
+
+  std::mutex mutex_;  // guards what follows; not held in calls that may block
   std::vector<std::array<cudaEvent_t, 2>> spare_;
   std::deque<Launch> running_;
-  // Between Begin and End: whether the operation is watched.
-  bool watched_ = false;
-  uint64_t operations_ = 0;
 };
 
 }  // namespace slidedp::collective

@@ -11,10 +11,22 @@ absl::Status NoCuda() {
 
 }  // namespace
 
+bool AcceleratorIsBuilt() { return false; }
+
 void PrepareAcceleratorProcess() {}
+
+absl::StatusOr<std::vector<AcceleratorInfo>> ListAccelerators() {
+  return std::vector<AcceleratorInfo>();
+}
 
 absl::StatusOr<std::unique_ptr<Device>> NewAccelerator(
     const AcceleratorOptions& options) {
+  return NoCuda();
+}
+
+absl::StatusOr<int> AcceleratorIndex(const Device& device) { return NoCuda(); }
+
+absl::Status SetAcceleratorMemoryLimit(Device& device, size_t bytes) {
   return NoCuda();
 }
 

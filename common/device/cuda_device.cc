@@ -254,6 +254,7 @@ absl::StatusOr<std::unique_ptr<Device>> NewCudaDevice(
   }
   auto context = std::make_shared<CudaContext>();
   context->options = options;
+  context->memory_limit_bytes = options.memory_limit_bytes;
   // A host thread that waits for the GPU sleeps: the cores belong to the
   // update.
   SDP_RETURN_IF_CUDA_ERROR(cudaInitDevice(
@@ -279,6 +280,14 @@ absl::StatusOr<CudaMemory> QueryCudaMemory(Device& device) {
   context.used_peak_bytes = std::max(context.used_peak_bytes, used_bytes);
   return CudaMemory{context.allocated_bytes, context.allocated_peak_bytes,
                     used_bytes, context.used_peak_bytes, total_bytes};
+}
+
+absl::Status SetCudaMemoryLimit(Device& device, size_t bytes) {
+  SDP_ASSIGN_OR_RETURN(CudaDevice * cuda, AsCuda(device));
+  CudaContext& context = *cuda->context();
+  std::lock_guard<std::mutex> lock(context.mutex);
+  context.memory_limit_bytes = bytes;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CudaProperties> QueryCudaProperties(const Device& device) {

@@ -22,8 +22,7 @@ namespace slidedp::device {
 struct CudaOptions {
   // Among the GPUs that CUDA_VISIBLE_DEVICES leaves visible.
   int index = 0;
-  // Device memory that Allocate may hand out; 0: no limit but the GPU's.
-  size_t memory_limit_bytes = 0;
+  size_t memory_limit_bytes = 0;  // SetCudaMemoryLimit
   // RegisterHost pins this much per call (one call of 512 GiB or more is known
   // to fail). A multiple of the page size.
   size_t registration_piece_bytes = size_t{4} << 30;
@@ -54,6 +53,10 @@ struct CudaMemory {
   size_t total_bytes;
 };
 absl::StatusOr<CudaMemory> QueryCudaMemory(Device& device);
+
+// Allocate refuses device memory that would bring used_bytes above `bytes`: the
+// GPU counts as one of that size. 0: no limit.
+absl::Status SetCudaMemoryLimit(Device& device, size_t bytes);
 
 // Proves that a stream waiting for a word holds up none of the others that
 // exist on the device now: each in turn waits while the others must pass a

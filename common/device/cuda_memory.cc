@@ -118,16 +118,22 @@ absl::Status Track(const std::shared_ptr<CudaContext>& context, void* base,
 absl::StatusOr<Buffer> AllocateDevice(
     const std::shared_ptr<CudaContext>& context, absl::string_view name,
     size_t bytes) {
-  const size_t limit = context->options.memory_limit_bytes;
-  size_t allocated;
+  size_t limit;
   {
     std::lock_guard<std::mutex> lock(context->mutex);
-    allocated = context->allocated_bytes;
+    limit = context->memory_limit_bytes;
   }
-  if (limit != 0 && bytes > limit - std::min(limit, allocated)) {
-    return DeviceMemoryShort(
-        *context, name, bytes,
-        absl::StrCat("the limit set for it is ", FormatBytes(limit)));
+  if (limit != 0) {
+    size_t free_bytes = 0, total_bytes = 0;
+    SDP_RETURN_IF_CUDA_ERROR(cudaMemGetInfo(&free_bytes, &total_bytes));
+    const size_t used_bytes = total_bytes - free_bytes;
+    if (bytes > limit - std::min(limit, used_bytes)) {
+      return DeviceMemoryShort(
+          *context, name, bytes,
+          absl::StrCat(FormatBytes(used_bytes),
+                       " are in use and the limit set for it is ",
+                       FormatBytes(limit)));
+    }
   }
   void *base = nullptr, *data = nullptr;
   const absl::Status status = MallocPageAligned(bytes, base, data);

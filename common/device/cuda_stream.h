@@ -31,7 +31,8 @@ struct CudaContext {
   // Carries the device's own fills and clock anchors; idle otherwise.
   cudaStream_t service = nullptr;
 
-  std::mutex mutex;            // guards what follows
+  std::mutex mutex;  // guards what follows
+  size_t memory_limit_bytes = 0;
   size_t pinned_bytes = 0;     // by Allocate
   size_t allocated_bytes = 0;  // by Allocate, device memory
   size_t allocated_peak_bytes = 0;

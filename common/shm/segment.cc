@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <limits>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "common/base/memory.h"
 #include "common/base/status.h"
@@ -16,6 +19,9 @@
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
 #endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -26,6 +32,10 @@ namespace {
 
 // Interrupted by a signal, one reservation starts over; so it goes in pieces.
 constexpr uint64_t kReservePieceBytes = kGiB;
+// From here on several threads reserve, piece by piece.
+constexpr uint64_t kParallelBytes = kGiB;
+constexpr uint64_t kPopulatePieceBytes = 64 * kMiB;
+constexpr uint64_t kMaxReserveThreads = 16;
 constexpr size_t kMaxJobNameBytes = 128;  // a memfd's name has at most 249
 
 bool WorkersOnlyRead(SegmentKind kind) {
@@ -85,6 +95,53 @@ absl::Status Reserve(int fd, absl::string_view name, uint64_t bytes) {
   return absl::OkStatus();
 }
 
+// The same for much memory, which one thread would take a minute to clear
+// (fallocate holds the file's lock, so only faults can be shared out). Pages
+// are mapped on the way, as the loader and the update workers need them anyway.
+// Unimplemented before Linux 5.14: the caller reserves otherwise.
+absl::Status ReserveInParallel(const Mapping& mapping, absl::string_view name) {
+  const uint64_t pieces = CeilDiv(mapping.bytes(), kPopulatePieceBytes);
+  std::atomic<uint64_t> next{0};
+  std::atomic<int> failure{0};
+  auto work = [&] {
+    for (uint64_t i = next++; i < pieces && failure == 0;) {
+      const uint64_t offset = i * kPopulatePieceBytes;
+      if (madvise(mapping.at<char>(offset),
+                  std::min(kPopulatePieceBytes, mapping.bytes() - offset),
+                  MADV_POPULATE_WRITE) == 0) {
+        i = next++;
+      } else if (errno != EINTR && errno != EAGAIN) {
+        failure = errno;
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  const uint64_t count =
+      std::min({kMaxReserveThreads, pieces,
+                uint64_t{std::max(1u, std::thread::hardware_concurrency())}});
+  for (uint64_t i = 1; i < count; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  switch (failure.load()) {
+    case 0:
+      return absl::OkStatus();
+    case EINVAL:
+      return absl::UnimplementedError("MADV_POPULATE_WRITE");
+    default:
+      return NoRoom(name, mapping.bytes(),
+                    ErrnoStatus(failure, "the kernel refused").message());
+  }
+}
+
+absl::Status ReservePages(int fd, absl::string_view name,
+                          const Mapping& mapping) {
+  if (mapping.bytes() >= kParallelBytes) {
+    absl::Status status = ReserveInParallel(mapping, name);
+    if (!absl::IsUnimplemented(status)) return status;
+  }
+  return Reserve(fd, name, mapping.bytes());
+}
+
 absl::Status Seal(int fd, absl::string_view name, SegmentKind kind) {
   int seals = F_SEAL_SHRINK | F_SEAL_GROW;
   // Existing writable mappings, the daemon's, keep working.
@@ -117,7 +174,8 @@ absl::string_view SegmentKindName(SegmentKind kind) {
 }
 
 absl::StatusOr<Segment> Segment::Create(SegmentKind kind, uint64_t bytes,
-                                        absl::string_view job) {
+                                        absl::string_view job,
+                                        const Place& place) {
   const std::string name = absl::StrCat("slidedp-", SegmentKindName(kind), "-",
                                         job.substr(0, kMaxJobNameBytes));
   if (bytes == 0 || bytes > std::numeric_limits<off_t>::max()) {
@@ -141,7 +199,8 @@ absl::StatusOr<Segment> Segment::Create(SegmentKind kind, uint64_t bytes,
   }
   SDP_ASSIGN_OR_RETURN(segment.mapping_,
                        Mapping::Map(fd, bytes, Access::kReadWrite, name));
-  SDP_RETURN_IF_ERROR(Reserve(fd, name, bytes));
+  if (place) place(segment.mapping_);
+  SDP_RETURN_IF_ERROR(ReservePages(fd, name, segment.mapping_));
   SDP_RETURN_IF_ERROR(Seal(fd, name, kind));
   return segment;
 }

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <sstream>
 #include <thread>
 
@@ -110,12 +111,35 @@ TEST(ChromeTraceTest, SpansAreCompleteEventsInMicroseconds) {
   EXPECT_EQ(event["ph"], "X");
   EXPECT_EQ(event["name"], "forward");
   EXPECT_EQ(event["cat"], "compute");
-  EXPECT_EQ(event["tid"], static_cast<int>(Lane::kCompute));
   EXPECT_DOUBLE_EQ(event["ts"], 1'234'567.891);
   EXPECT_DOUBLE_EQ(event["dur"], 2.109);
   EXPECT_EQ(event["args"]["step"], 12);
   EXPECT_EQ(event["args"]["unit"], 3);
   EXPECT_FALSE(event["args"].contains("chunk"));
+}
+
+TEST(ChromeTraceTest, SpansThatOverlapHaveThreadsOfTheirOwn) {
+  const auto span = [](Lane lane, int64_t begin_ns, int64_t end_ns) {
+    return Span{lane, "work", -1, -1, 0, begin_ns, end_ns};
+  };
+  const nlohmann::json events =
+      Written({{"slidedpd",
+                {span(Lane::kUpdate, 0, 10), span(Lane::kUpdate, 9, 20),
+                 span(Lane::kUpdate, 10, 30), span(Lane::kDrain, 5, 15)}}});
+  std::vector<int> threads;
+  std::map<int, std::string> names;
+  for (const nlohmann::json& event : events) {
+    if (event["ph"] == "X") threads.push_back(event["tid"]);
+    if (event["name"] == "thread_name") {
+      names[event["tid"]] = event["args"]["name"];
+    }
+  }
+  ASSERT_EQ(threads.size(), 4u);
+  EXPECT_NE(threads[0], threads[1]);
+  EXPECT_EQ(threads[0], threads[2]);
+  EXPECT_EQ(names[threads[0]], "update");
+  EXPECT_EQ(names[threads[1]], "update 2");
+  EXPECT_EQ(names[threads[3]], "drain");
 }
 
 TEST(ChromeTraceTest, OddNamesAndTimesStayValidJson) {

@@ -4,6 +4,10 @@
 
 #include <time.h>
 
+#include <atomic>
+#include <new>
+#include <thread>
+
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/device/cuda_device.h"
@@ -128,6 +132,50 @@ TEST(NcclCollectiveTest, AMissingRankShowsInCheckAndAbortEndsTheWait) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
                                  HasSubstr("aborted")));
   }
+}
+
+TEST(NcclCollectiveTest, CheckDoesNotWaitForALaunchIntoAFullStream) {
+  if (WorldSizes().size() < 2) GTEST_SKIP() << "needs two GPUs";
+  // More than a stream holds (device.h).
+  constexpr int kOperations = 3000;
+  const auto statuses =
+      RunOverNccl(World(2), [](RankContext& rank) -> absl::Status {
+        auto& nccl = static_cast<NcclCollective&>(rank.collective);
+        SDP_ASSIGN_OR_RETURN(
+            device::Buffer data,
+            rank.device.Allocate("data", 4096, device::Memory::kDevice));
+        SDP_ASSIGN_OR_RETURN(
+            device::Buffer page,
+            rank.device.Allocate("word", 4096, device::Memory::kPinnedHost));
+        auto* word = new (page.data()) std::atomic<uint64_t>(0);
+        SDP_RETURN_IF_ERROR(rank.device.WaitWord(word, 1, rank.stream));
+        std::atomic<int> enqueued = 0;
+        absl::Status launched;
+        std::thread launcher([&] {
+          for (int i = 0; i < kOperations && launched.ok(); ++i) {
+            launched =
+                nccl.AllReduce(data.data(), 1024, DType::kF32, rank.stream);
+            ++enqueued;
+          }
+        });
+        // Until the launcher stands still; without the word it can't be done.
+        absl::Status checked;
+        for (int before = -1; checked.ok() && enqueued != before;) {
+          before = enqueued;
+          const timespec pause = {1, 0};
+          nanosleep(&pause, nullptr);
+          checked = nccl.Check();
+        }
+        const bool blocked = enqueued < kOperations;
+        word->store(1, std::memory_order_release);
+        launcher.join();
+        SDP_RETURN_IF_ERROR(launched);
+        SDP_RETURN_IF_ERROR(checked);
+        SDP_RETURN_IF_ERROR(rank.device.Synchronize(rank.stream));
+        return blocked ? absl::OkStatus()
+                       : absl::InternalError("the stream was never full");
+      });
+  for (const absl::Status& status : statuses) EXPECT_OK(status);
 }
 
 TEST(NcclCollectiveTest, ArgumentsThatMakeNoSenseAreRefused) {

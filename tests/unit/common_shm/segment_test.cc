@@ -210,6 +210,20 @@ TEST(SegmentSizeTest, TooLargeIsRefusedBeforeAnyPageIsTaken) {
   EXPECT_EQ(FilesIn("/proc/self/fd"), open_files);
 }
 
+TEST(SegmentSizeTest, WhatThreadsReserveIsWholeAndZero) {
+  // Not a multiple of what one thread takes at once, nor of a page.
+  constexpr uint64_t kBytes = kGiB + 65 * kMiB + 5;
+  absl::StatusOr<Segment> segment =
+      Segment::Create(SegmentKind::kState, kBytes, "large");
+  ASSERT_THAT(segment, IsOk());
+  struct stat info;
+  ASSERT_EQ(fstat(segment->fd(), &info), 0);
+  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, kBytes);
+  const char* data = segment->mapping().at<char>(0);
+  for (uint64_t at = 0; at < kBytes; at += kPageBytes) ASSERT_EQ(data[at], 0);
+  EXPECT_EQ(data[kBytes - 1], 0);
+}
+
 TEST(SegmentSizeTest, ImpossibleSizesAreRefused) {
   for (uint64_t bytes : {uint64_t{0}, uint64_t{1} << 63, UINT64_MAX}) {
     EXPECT_THAT(Segment::Create(SegmentKind::kGrads, bytes, "job-7"),

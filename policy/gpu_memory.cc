@@ -1,0 +1,104 @@
+#include "policy/gpu_memory.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/base/units.h"
+
+namespace slidedp::policy {
+namespace {
+
+// cuBLASLt's.
+constexpr uint64_t kGemmWorkspaceBytes = 64 * kMiB;
+// What the deterministic attention is cut down to (worker/ops).
+constexpr uint64_t kDeterministicWorkspaceBytes = 4 * kGiB;
+
+bool OnGpu(const NamedBytes& buffer) {
+  return !absl::StartsWith(buffer.name, "pinned.");
+}
+
+// cuDNN's attention sums the queries' gradients in float32 and keeps a second
+// array of that size (measured: 8 bytes per token and query element).
+uint64_t AttentionWorkspaceBytes(const Problem& problem) {
+  if (problem.deterministic) return kDeterministicWorkspaceBytes;
+  return 8 * static_cast<uint64_t>(problem.micro_batch_size) *
+         static_cast<uint64_t>(problem.sequence_length) *
+         static_cast<uint64_t>(problem.config.q_dim());
+}
+
+// Of the largest matrix, as float32.
+uint64_t WidenedBytes(const Problem& problem) {
+  if (!problem.float32) return 0;
+  const model::ModelConfig& config = problem.config;
+  const uint64_t rows =
+      std::max<uint64_t>({static_cast<uint64_t>(config.vocab),
+                          2 * static_cast<uint64_t>(config.intermediate),
+                          static_cast<uint64_t>(config.qkv_dim())});
+  return 4 * rows * static_cast<uint64_t>(config.hidden);
+}
+
+}  // namespace
+
+std::vector<NamedBytes> GpuAllowance(const Problem& problem) {
+  std::vector<NamedBytes> parts = {
+      {"cuda", kGpuContextBytes},
+      {"ops.workspace", kGemmWorkspaceBytes + AttentionWorkspaceBytes(problem) +
+                            WidenedBytes(problem)}};
+  if (problem.ranks > 1) {
+    parts.push_back({"nccl", kCommunicators * kGpuCommunicatorBytes});
+  }
+  return parts;
+}
+
+absl::StatusOr<uint64_t> GpuBufferBytes(const Problem& problem,
+                                        uint64_t gpu_bytes) {
+  uint64_t allowance = 0;
+  for (const NamedBytes& part : GpuAllowance(problem)) allowance += part.bytes;
+  const uint64_t limit = problem.gpu_memory_limit_bytes;
+  const uint64_t usable = limit == 0 ? gpu_bytes : std::min(limit, gpu_bytes);
+  if (usable > allowance) return usable - allowance;
+  const std::string problem_text =
+      absl::StrCat("leaves nothing beside the ", FormatBytes(allowance),
+                   " that CUDA, its libraries and their workspace take");
+  if (limit != 0 && limit < gpu_bytes) {
+    return InvalidInput("", "tuning.gpu_memory_limit_gib", FormatBytes(limit),
+                        problem_text, "raise it, or shorten the micro-batches");
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("a GPU of ", FormatBytes(gpu_bytes), " ", problem_text,
+                   "; use shorter micro-batches or another GPU"));
+}
+
+absl::Status CheckGpuFit(const std::vector<NamedBytes>& device_buffers,
+                         uint64_t buffer_bytes) {
+  const uint64_t needed = GpuBytes(device_buffers);
+  if (needed <= buffer_bytes) return absl::OkStatus();
+  std::vector<NamedBytes> largest = device_buffers;
+  std::erase_if(largest, [](const NamedBytes& b) { return !OnGpu(b); });
+  std::stable_sort(largest.begin(), largest.end(),
+                   [](const NamedBytes& a, const NamedBytes& b) {
+                     return a.bytes > b.bytes;
+                   });
+  std::string parts;
+  for (size_t i = 0; i < std::min<size_t>(4, largest.size()); ++i) {
+    absl::StrAppend(&parts, i == 0 ? "" : ", ", largest[i].name, " ",
+                    FormatBytes(largest[i].bytes));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the job's buffers take ", FormatBytes(needed), " of each GPU, ",
+      FormatBytes(buffer_bytes), " are there for them (largest: ", parts,
+      "); use a smaller micro_batch_size or sequence_length, keep fewer layers "
+      "(tuning.kept_layers, tuning.keep_mask), or more ranks"));
+}
+
+uint64_t GpuBytes(const std::vector<NamedBytes>& device_buffers) {
+  uint64_t bytes = 0;
+  for (const NamedBytes& buffer : device_buffers) {
+    if (OnGpu(buffer)) bytes += buffer.bytes;
+  }
+  return bytes;
+}
+
+}  // namespace slidedp::policy
