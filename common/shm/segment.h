@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -48,13 +49,18 @@ class Mapping {
   std::unique_ptr<Region> region_;
 };
 
-// The creating side. Pages are reserved (fallocate) before Create returns, the
+// The creating side. Pages are reserved before Create returns, the
 // inode is 0600, the size is sealed, and for kParams and kVersions new writable
 // mappings are sealed off once the daemon has its own. Contents are zero.
 class Segment {
  public:
+  // `place` is called before a page is reserved, with the mapping: a memory
+  // policy that it sets there (mbind) is the inode's, so that reserving obeys
+  // it.
+  using Place = std::function<void(const Mapping& mapping)>;
   static absl::StatusOr<Segment> Create(SegmentKind kind, uint64_t bytes,
-                                        absl::string_view job);
+                                        absl::string_view job,
+                                        const Place& place = nullptr);
   Segment() = default;
   Segment(Segment&&) noexcept = default;
   Segment& operator=(Segment&&) noexcept = default;
