@@ -67,13 +67,13 @@ absl::Status CompareTiedHead(const PlacedTensor& head, uint64_t first,
 
 }  // namespace
 
-absl::Status LoadParameters(const model::TensorSource& source,
-                            HostState& state) {
+absl::Status LoadParameters(const model::TensorSource& source, HostState& state,
+                            const std::atomic<bool>* stop) {
   SDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> tensors,
                        PlaceTensors(state.layout(), source));
   const int threads = std::min(state.plan().update_threads, kMaxFileThreads);
   SDP_RETURN_IF_ERROR(ForEachPiece(
-      tensors, threads,
+      tensors, threads, stop,
       [&](size_t index, uint64_t first, uint64_t count, float* scratch) {
         return LoadPiece(tensors[index], first, count, scratch, state);
       }));
@@ -90,7 +90,7 @@ absl::Status LoadParameters(const model::TensorSource& source,
             head.ref.entry->name, " out of the file"));
   }
   return ForEachPiece(
-      {head}, threads,
+      {head}, threads, stop,
       [&](size_t, uint64_t first, uint64_t count, float* scratch) {
         return CompareTiedHead(head, first, count, scratch, state);
       });

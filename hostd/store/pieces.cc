@@ -42,6 +42,7 @@ PlacedTensor TiedHead(const model::StateLayout& layout,
 }
 
 absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
+                          const std::atomic<bool>* stop,
                           const PieceFunction& work) {
   // Number of each tensor's first piece.
   std::vector<uint64_t> first_piece;
@@ -64,7 +65,9 @@ absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
       const uint64_t first = (piece - first_piece[index]) * kPieceElements;
       const uint64_t count =
           std::min(kPieceElements, tensors[index].tensor->count - first);
-      const absl::Status status = work(index, first, count, scratch.get());
+      const absl::Status status =
+          stop != nullptr && *stop ? absl::CancelledError("told to stop")
+                                   : work(index, first, count, scratch.get());
       if (status.ok()) continue;
       std::lock_guard lock(mutex);
       if (piece < failed_piece) {

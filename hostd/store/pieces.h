@@ -2,6 +2,7 @@
 // bounded by threads x piece, whatever the model's size.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -41,8 +42,10 @@ using PieceFunction = std::function<absl::Status(
 
 // Calls `work` on every piece, from `threads` (at least 1) at once. Returns the
 // error of the first failing piece in tensor order, whatever the thread timing;
-// pieces after it may be left out.
+// pieces after it may be left out. Cancelled, at the next piece, if `stop`
+// becomes true; null: never.
 absl::Status ForEachPiece(const std::vector<PlacedTensor>& tensors, int threads,
+                          const std::atomic<bool>* stop,
                           const PieceFunction& work);
 
 }  // namespace slidedp::hostd

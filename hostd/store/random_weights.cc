@@ -100,8 +100,8 @@ void RandomNormals(uint64_t seed, absl::string_view tensor_name, uint64_t first,
   }
 }
 
-absl::Status FillRandomParameters(uint64_t seed, int threads,
-                                  HostState& state) {
+absl::Status FillRandomParameters(uint64_t seed, int threads, HostState& state,
+                                  const std::atomic<bool>* stop) {
   std::vector<PlacedTensor> tensors;
   for (size_t u = 0; u < state.layout().units.size(); ++u) {
     for (const model::Tensor& tensor : state.layout().units[u].tensors) {
@@ -109,7 +109,7 @@ absl::Status FillRandomParameters(uint64_t seed, int threads,
     }
   }
   return ForEachPiece(
-      tensors, threads,
+      tensors, threads, stop,
       [&](size_t index, uint64_t first, uint64_t count, float* values) {
         const PlacedTensor& placed = tensors[index];
         const model::Tensor& tensor = *placed.tensor;

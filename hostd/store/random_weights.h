@@ -24,7 +24,8 @@ void RandomNormals(uint64_t seed, absl::string_view tensor_name, uint64_t first,
                    uint64_t count, float* out);
 
 // Fills every tensor of the layout; padding and moments stay zero. No worker
-// may have the segments yet. `threads`: at least 1.
-absl::Status FillRandomParameters(uint64_t seed, int threads, HostState& state);
+// may have the segments yet. `threads`: at least 1. `stop`: LoadParameters.
+absl::Status FillRandomParameters(uint64_t seed, int threads, HostState& state,
+                                  const std::atomic<bool>* stop = nullptr);
 
 }  // namespace slidedp::hostd

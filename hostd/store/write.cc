@@ -60,7 +60,7 @@ absl::Status WritePiece(const PlacedTensor& placed, uint64_t first,
 
 absl::StatusOr<std::vector<std::string>> WriteParameters(
     const model::TensorSource& source, const HostState& state,
-    const std::vector<int>& files) {
+    const std::vector<int>& files, const std::atomic<bool>* stop) {
   if (files.size() != source.files().size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the model has ", source.files().size(), " files, but ",
@@ -82,7 +82,7 @@ absl::StatusOr<std::vector<std::string>> WriteParameters(
   const auto saturated =
       std::make_unique<std::atomic<uint64_t>[]>(tensors.size());
   SDP_RETURN_IF_ERROR(ForEachPiece(
-      tensors, std::min(state.plan().update_threads, kMaxFileThreads),
+      tensors, std::min(state.plan().update_threads, kMaxFileThreads), stop,
       [&](size_t index, uint64_t first, uint64_t count, float* scratch) {
         const PlacedTensor& placed = tensors[index];
         return WritePiece(placed, first, count, scratch, state,
