@@ -252,4 +252,12 @@ absl::Status ControlClient::Logs(
                               interrupt, on_message);
 }
 
+absl::Status ControlClient::Trace(
+    const v1::TraceRequest& request, Interrupt& interrupt,
+    const std::function<bool(const v1::TraceReply&)>& on_message) {
+  grpc::ClientContext context;
+  return Drive<v1::TraceReply>(context, stub_->Trace(&context, request), 0,
+                               interrupt, on_message);
+}
+
 }  // namespace slidedp::ctl

@@ -37,6 +37,9 @@ class ControlClient {
   absl::Status Logs(
       const v1::LogsRequest& request, Interrupt& interrupt,
       const std::function<bool(const v1::LogsReply&)>& on_message);
+  absl::Status Trace(
+      const v1::TraceRequest& request, Interrupt& interrupt,
+      const std::function<bool(const v1::TraceReply&)>& on_message);
 
   const std::string& socket() const { return socket_; }
 

@@ -2,6 +2,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "hostd/daemon/core.h"
+#include "hostd/daemon/trace_collector.h"
 
 namespace slidedp::hostd {
 
@@ -31,6 +32,29 @@ void Core::Logs(const Identity& identity, const v1::LogsRequest& request,
   Subscription& added = *subscription;
   subscriptions_.Add(stream, std::move(subscription));
   added.Pump(*job);
+}
+
+void Core::Trace(const Identity& identity, const v1::TraceRequest& request,
+                 ReplyStream<v1::TraceReply>* stream) {
+  absl::StatusOr<Job*> job = Reach(identity, Verb::kGet, request.id());
+  if (!job.ok()) return stream->Finish(job.status());
+  if (request.steps() < 1 || request.steps() > kMaxTracedSteps) {
+    return stream->Finish(InvalidInput(
+        "trace", "steps", absl::StrCat(request.steps()),
+        absl::StrCat("must be from 1 to ", kMaxTracedSteps), "choose fewer"));
+  }
+  JobRun* run = (*job)->run.get();
+  absl::StatusOr<std::shared_ptr<TraceCollector>> collector =
+      run == nullptr
+          ? absl::FailedPreconditionError(absl::StrCat(
+                "job ", request.id(), " is ",
+                v1::JobState_Name((*job)->row.state),
+                "; only a running job can be traced"))
+          : run->Trace(request.steps());
+  if (!collector.ok()) return stream->Finish(collector.status());
+  (*collector)->on_change = [this, id = request.id()] { PumpStreams(id); };
+  subscriptions_.Add(stream, std::make_unique<TraceSubscription>(
+                                 request.id(), *std::move(collector), stream));
 }
 
 void Core::StreamReady(void* stream) {

@@ -97,6 +97,21 @@ void LogSubscription::FinishStream(const absl::Status& status) {
   stream_->Finish(status);
 }
 
+bool TraceSubscription::WriteNext(const Job& job) {
+  v1::TraceReply reply;
+  if (collector_->failure().ok() && collector_->Next(reply)) {
+    stream_->Write(reply);
+    return true;
+  }
+  if (collector_->complete()) {
+    Finish(collector_->failure());
+  } else if (HasEnded(job.row.state)) {
+    Finish(absl::AbortedError(
+        absl::StrCat("job ", job.row.id, " ended before the traced steps")));
+  }
+  return false;
+}
+
 void Subscriptions::Add(void* stream,
                         std::unique_ptr<Subscription> subscription) {
   by_stream_[stream] = std::move(subscription);

@@ -10,6 +10,7 @@
 
 #include "hostd/daemon/job.h"
 #include "hostd/daemon/log_lines.h"
+#include "hostd/daemon/trace_collector.h"
 #include "hostd/daemon/worker_session.h"
 #include "proto/control.pb.h"
 
@@ -78,6 +79,23 @@ class LogSubscription : public Subscription {
   ReplyStream<v1::LogsReply>* stream_;
   bool follow_;
   std::vector<RankLog> logs_;
+};
+
+// Hands a trace to a client. Aborted if the job ends before the trace.
+class TraceSubscription final : public Subscription {
+ public:
+  TraceSubscription(uint64_t job, std::shared_ptr<TraceCollector> collector,
+                    ReplyStream<v1::TraceReply>* stream)
+      : Subscription(job), collector_(std::move(collector)), stream_(stream) {}
+
+ private:
+  bool WriteNext(const Job& job) override;
+  void FinishStream(const absl::Status& status) override {
+    stream_->Finish(status);
+  }
+
+  const std::shared_ptr<TraceCollector> collector_;
+  ReplyStream<v1::TraceReply>* const stream_;
 };
 
 // By the address of their stream.

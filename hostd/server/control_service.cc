@@ -152,4 +152,13 @@ grpc::ServerWriteReactor<v1::LogsReply>* ControlService::Logs(
   return reactor;
 }
 
+grpc::ServerWriteReactor<v1::TraceReply>* ControlService::Trace(
+    grpc::CallbackServerContext* context, const v1::TraceRequest* request) {
+  auto* reactor = new StreamReactor<v1::TraceReply>(loop_, core_);
+  loop_.Post([this, reactor, request = *request] {
+    core_.Trace(identity_, request, reactor);
+  });
+  return reactor;
+}
+
 }  // namespace slidedp::hostd

@@ -44,6 +44,9 @@ class ControlService final : public v1::Control::CallbackService {
   grpc::ServerWriteReactor<v1::LogsReply>* Logs(
       grpc::CallbackServerContext* context,
       const v1::LogsRequest* request) override;
+  grpc::ServerWriteReactor<v1::TraceReply>* Trace(
+      grpc::CallbackServerContext* context,
+      const v1::TraceRequest* request) override;
 
  private:
   // Runs `call` on the loop and finishes with what it returns.

@@ -73,6 +73,10 @@ void Session::Watch() {
           .heartbeat(config_.rank)
           .store(static_cast<uint64_t>(now), std::memory_order_release);
     }
+    if (leaving_) continue;
+    lock.unlock();
+    SendTrace();
+    lock.lock();
     if (now < heartbeat_ns || leaving_) continue;
     heartbeat_ns = now + kHeartbeatNs;
     v1::WorkerMessage message;
