@@ -9,6 +9,7 @@
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
+#include "common/base/units.h"
 #include "common/model/config.h"
 #include "worker/step/trainer_impl.h"
 #include "worker/step/unit_weights.h"
@@ -21,6 +22,11 @@ using model::Role;
 // Registered at once; larger mappings go piece by piece (gpu-facts: one call of
 // 512 GiB or more fails).
 constexpr uint64_t kRegistrationBytes = uint64_t{4} << 30;
+
+// Of the deliver stream. It holds about a thousand; a host that waits for room
+// there enqueues no compute.
+constexpr size_t kDeliverCommands = 400;
+constexpr size_t kCommandsPerDelivery = 8;  // beside its copies
 
 }  // namespace
 
@@ -84,6 +90,15 @@ absl::Status TrainerImpl::Init() {
                       in_.rank, in_.params, versions, &buffers_, times_.get(),
                       in_.compute_only}));
   window_ = std::make_unique<Window>(std::move(window));
+  uint64_t largest_unit = 0;
+  for (const model::Unit& unit : in_.layout->units) {
+    if (unit.kind != model::UnitKind::kDecoder) continue;
+    largest_unit = std::max(largest_unit, unit.count * sizeof(bf16));
+  }
+  const size_t commands =
+      kCommandsPerDelivery + CeilDiv(largest_unit, plan.h2d_chunk_bytes);
+  deliveries_ahead_ =
+      std::clamp<size_t>(kDeliverCommands / commands, 1, plan.window_slots);
   SDP_ASSIGN_OR_RETURN(
       Gradients gradients,
       Gradients::Create({in_.device, in_.ops, in_.grad_collective, in_.layout,
@@ -233,12 +248,11 @@ absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,
                                                     const char* work) {
   SDP_RETURN_IF_ERROR(
       in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
-  const size_t ahead = std::min(
-      upcoming_.size(), static_cast<size_t>(in_.plan->window_slots) + 2);
+  const size_t ahead = std::min(upcoming_.size(), deliveries_ahead_ + 2);
   SDP_RETURN_IF_ERROR(window_->Advance({upcoming_.data(), ahead}));
   SDP_ASSIGN_OR_RETURN(const bf16* weights, window_->Use(visit, *compute_));
-  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step,
-                                    {work, visit.unit}, *compute_));
+  SDP_RETURN_IF_ERROR(
+      times_->Begin(Lane::kCompute, visit.step, {work, visit.unit}, *compute_));
   return weights;
 }
 
@@ -330,8 +344,8 @@ absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
     SDP_ASSIGN_OR_RETURN(gradient, gradients_->Begin(visit.unit, *compute_));
   }
   const UnitWeights weights(unit(visit.unit), nullptr, gradient);
-  SDP_RETURN_IF_ERROR(times_->Begin(
-      Lane::kCompute, visit.step, {"embed backward", visit.unit}, *compute_));
+  SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step,
+                                    {"embed backward", visit.unit}, *compute_));
   SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
       tokens.ids, DHidden(0),
       in_.plan->micro_batches * in_.plan->micro_batch_tokens(),

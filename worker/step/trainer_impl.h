@@ -80,8 +80,7 @@ class TrainerImpl : public Trainer {
   absl::Status EmbedBackward(const Visit& visit, const StepTokens& tokens);
   absl::Status FinishUnit(int unit, uint64_t step);
   // Throttles the host, begins deliveries, and returns the unit's weights.
-  absl::StatusOr<const bf16*> BeginVisit(const Visit& visit,
-                                         const char* work);
+  absl::StatusOr<const bf16*> BeginVisit(const Visit& visit, const char* work);
   absl::Status EndVisit(const Visit& visit);
   absl::Status WriteTimes(uint64_t step);
 
@@ -117,6 +116,7 @@ class TrainerImpl : public Trainer {
   uint64_t hidden_bytes_ = 0;  // of one micro-batch
   float* tied_gradient_ = nullptr;
 
+  size_t deliveries_ahead_ = 1;  // how many may be under way
   std::vector<Visit> upcoming_;  // from the visit being enqueued on
   uint64_t visits_ = 0;          // enqueued so far
   uint64_t first_step_ = 0;      // of this Run

@@ -1,11 +1,13 @@
 #include "policy/plan.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 
 #include "common/base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tiny_model.h"
@@ -164,6 +166,164 @@ TEST(DeviceBuffersTest, NamesAreUniqueAndSizesWholePages) {
       EXPECT_GT(b.bytes, 0u) << b.name;
     }
   }
+}
+
+uint64_t Bytes(const std::vector<NamedBytes>& buffers,
+               const std::string& name) {
+  for (const NamedBytes& b : buffers) {
+    if (b.name == name) return b.bytes;
+  }
+  return 0;
+}
+
+uint64_t Needed(const Problem& problem, const Plan& plan) {
+  return GpuBytes(DeviceBuffers(problem.config,
+                                model::MakeStateLayout(problem.config), plan));
+}
+
+// The published sizes of Qwen3-8B; a micro-batch of 8 x 4096.
+Problem LargeProblem() {
+  Problem problem;
+  model::ModelConfig& c = problem.config;
+  c = testing::TinyConfig({});
+  c.hidden = 4096;
+  c.layers = 36;
+  c.heads = 32;
+  c.kv_heads = 8;
+  c.head_dim = 128;
+  c.intermediate = 12288;
+  c.vocab = 151936;
+  c.window.assign(36, 0);
+  problem.device = DeviceKind::kCuda;
+  problem.sequence_length = 4096;
+  problem.batch_size = problem.micro_batch_size = 8;
+  return problem;
+}
+
+TEST(DeviceBuffersTest, KeptSegmentsAreCountedToTheByte) {
+  Problem problem = LargeProblem();
+  problem.batch_size = 16;  // two micro-batches
+  problem.kept_layers = 35;
+  problem.keep_mask = Bit(Segment::kRotated);
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_EQ(plan.keep.front(), Bit(Segment::kRotated));
+  EXPECT_EQ(plan.keep[1], kKeepAll);
+  EXPECT_EQ(plan.keep.back(), kKeepAll);
+  const auto buffers = DeviceBuffers(
+      problem.config, model::MakeStateLayout(problem.config), plan);
+  const uint64_t t = 8 * 4096, all = 35 * 2 * t, one = 1 * 2 * t;
+  EXPECT_EQ(Bytes(buffers, "kept.qkv"), all * 6144 * 2);
+  EXPECT_EQ(Bytes(buffers, "kept.attention"), all * (4096 * 2 + 32 * 4));
+  EXPECT_EQ(Bytes(buffers, "kept.middle"), all * 4096 * 2);
+  EXPECT_EQ(Bytes(buffers, "kept.gate_up"), all * 2 * 12288 * 2);
+  EXPECT_EQ(Bytes(buffers, "kept.rotated"), one * (6144 * 2 + 40 * 4));
+  EXPECT_EQ(Bytes(buffers, "kept.rstd"), 36 * 2 * t * 2 * 4);
+  EXPECT_EQ(Bytes(buffers, "kept.input_norm"), 0u);
+  // Layer 0 computes in the scratch what it does not keep.
+  EXPECT_EQ(Bytes(buffers, "layer.gate_up"), t * 2 * 12288 * 2);
+}
+
+TEST(DeviceBuffersTest, WhatEveryLayerKeepsHasNoScratch) {
+  Problem problem = LargeProblem();
+  problem.kept_layers = 36;
+  ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  auto buffers = DeviceBuffers(problem.config, layout, plan);
+  for (const char* name :
+       {"layer.qkv", "layer.attention", "layer.middle", "layer.gate_up"}) {
+    EXPECT_EQ(Bytes(buffers, name), 0u) << name;
+  }
+  EXPECT_GT(Bytes(buffers, "layer.rotated"), 0u);
+  // Without QK-norm projections turn in place: one buffer for both.
+  problem.config.qk_norm = false;
+  buffers = DeviceBuffers(problem.config, layout, plan);
+  EXPECT_EQ(Bytes(buffers, "kept.qkv"), 0u);
+  EXPECT_EQ(Bytes(buffers, "layer.qkv"), 0u);
+  EXPECT_EQ(Bytes(buffers, "layer.rotated"), 0u);
+  EXPECT_EQ(Bytes(buffers, "kept.rotated"), 36ull * 8 * 4096 * 6144 * 2);
+}
+
+TEST(DeviceBuffersTest, Float32ActivationsAreTwiceAsLarge) {
+  Problem problem = LargeProblem();
+  problem.head_chunk_tokens = 256;
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+  const auto narrow = DeviceBuffers(problem.config, layout, plan);
+  problem.float32 = true;
+  ASSERT_OK_AND_ASSIGN(plan, MakePlan(problem));
+  const auto wide = DeviceBuffers(problem.config, layout, plan);
+  for (const char* name :
+       {"inputs", "d_hidden", "layer.middle", "head.logits"}) {
+    EXPECT_EQ(Bytes(wide, name), 2 * Bytes(narrow, name)) << name;
+  }
+}
+
+TEST(KeepPlanTest, AnH200KeepsEveryLayerOfAnEightBillionModel) {
+  Problem problem = LargeProblem();
+  problem.device_memory_bytes = 134 * kGiB;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_THAT(plan.keep, ::testing::Each(kKeepAll));
+  EXPECT_LE(Needed(problem, plan), problem.device_memory_bytes);
+}
+
+TEST(KeepPlanTest, AsManyOfTheLastLayersAsFitThenTheWindow) {
+  Problem problem = LargeProblem();
+  for (uint64_t gib : {60, 80, 100, 120, 200}) {
+    SCOPED_TRACE(gib);
+    problem.device_memory_bytes = gib * kGiB;
+    ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+    EXPECT_LE(Needed(problem, plan), problem.device_memory_bytes);
+    EXPECT_TRUE(std::is_sorted(plan.keep.begin(), plan.keep.end()));
+    EXPECT_GE(plan.window_slots, 3);
+    // Neither one more slot nor, with the least window, one more layer.
+    if (plan.window_slots < 36) {
+      ++plan.window_slots;
+      EXPECT_GT(Needed(problem, plan), problem.device_memory_bytes);
+    }
+    const auto first = std::find(plan.keep.begin(), plan.keep.end(), kKeepAll);
+    if (first != plan.keep.begin()) {
+      *(first - 1) = kKeepAll;
+      plan.window_slots = 3;
+      EXPECT_GT(Needed(problem, plan), problem.device_memory_bytes);
+    } else {
+      EXPECT_GE(gib, 120u);
+    }
+  }
+  problem.window_slots = 4;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_EQ(plan.window_slots, 4);
+}
+
+TEST(KeepPlanTest, UnknownMemoryKeepsWhatIsAskedFor) {
+  for (const auto device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+    Problem problem = TinyProblem(1);
+    problem.device = device;
+    ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+    EXPECT_THAT(plan.keep, ::testing::ElementsAre(0, 0));
+    problem.kept_layers = 1;
+    problem.keep_mask = Bit(Segment::kMiddle);
+    ASSERT_OK_AND_ASSIGN(plan, MakePlan(problem));
+    EXPECT_THAT(plan.keep,
+                ::testing::ElementsAre(Bit(Segment::kMiddle), kKeepAll));
+  }
+}
+
+TEST(KeepPlanTest, WhatDoesNotFitIsRefusedWithItsBytes) {
+  Problem problem = LargeProblem();
+  problem.device_memory_bytes = 80 * kGiB;
+  problem.kept_layers = 36;
+  EXPECT_THAT(MakePlan(problem),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       ::testing::AllOf(HasSubstr("tuning.kept_layers = 36"),
+                                        HasSubstr("80.0 GiB may be used"))));
+  problem.kept_layers = 37;
+  EXPECT_THAT(MakePlan(problem),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("the model has 36 layers")));
+  problem.kept_layers.reset();
+  problem.device_memory_bytes = 20 * kGiB;
+  EXPECT_THAT(MakePlan(problem), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("micro_batch_size = 8")));
 }
 
 TEST(MakePlanTest, BatchIsSpreadOverRanksWithoutRemainder) {
