@@ -18,18 +18,15 @@ constexpr float kWeightDeviation = 0.02f;
 constexpr uint64_t kSeed = 1234;
 
 // As transformers initialises: norms 1, biases 0.
-absl::Status FillWeights(Machine& machine, const model::StateLayout& layout,
-                         step::Trainer& trainer) {
-  for (size_t u = 0; u < layout.units.size(); ++u) {
-    bf16* weights = trainer.resident_weights(static_cast<int>(u));
-    for (const model::Tensor& tensor : layout.units[u].tensors) {
-      bf16* data = weights + tensor.offset;
-      if (tensor.decay) {
-        SDP_RETURN_IF_ERROR(
-            machine.FillNormal(data, tensor.count, true, kWeightDeviation));
-      } else if (!absl::EndsWith(tensor.name, ".bias")) {
-        SDP_RETURN_IF_ERROR(machine.FillOnes(data, tensor.count));
-      }
+absl::Status FillWeights(Machine& machine, const model::Unit& unit,
+                         bf16* weights) {
+  for (const model::Tensor& tensor : unit.tensors) {
+    bf16* data = weights + tensor.offset;
+    if (tensor.decay) {
+      SDP_RETURN_IF_ERROR(
+          machine.FillNormal(data, tensor.count, true, kWeightDeviation));
+    } else if (!absl::EndsWith(tensor.name, ".bias")) {
+      SDP_RETURN_IF_ERROR(machine.FillOnes(data, tensor.count));
     }
   }
   return absl::OkStatus();
@@ -70,6 +67,9 @@ absl::Status RunStep(const Options& options) {
   inputs.batch.micro_batch_size = options.micro_batch_size;
   inputs.batch.micro_batches = options.micro_batches;
   inputs.compute_only = true;
+  inputs.fill_weights = [&m, &layout](int unit, bf16* weights) {
+    return FillWeights(m, layout.units[unit], weights);
+  };
   if (m.is_gpu()) {
     inputs.warm_up = [&m](const std::function<absl::Status()>& rehearsal) {
       return m.WarmUp(rehearsal);
@@ -78,7 +78,6 @@ absl::Status RunStep(const Options& options) {
   }
   SDP_ASSIGN_OR_RETURN(const std::unique_ptr<step::Trainer> trainer,
                        step::Trainer::Create(inputs));
-  SDP_RETURN_IF_ERROR(FillWeights(m, layout, *trainer));
   // One step at a time before the measured ones, which then follow each other.
   const uint64_t warmup = std::max<uint64_t>(1, options.warmup);
   for (uint64_t step = 0; step < warmup; ++step) {
