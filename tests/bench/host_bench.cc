@@ -1,10 +1,10 @@
 #include "tests/bench/host_bench.h"
 
 #include <algorithm>
-#include <limits>
+#include <functional>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
 
@@ -85,42 +85,6 @@ absl::StatusOr<double> DeliverySeconds(const HostOptions& options,
 
 }  // namespace
 
-absl::Status BenchAdamW(const HostOptions& options, HostUnit& unit) {
-  const double bytes = 26.0 * static_cast<double>(unit.parameters());
-  Json rows = Json::array();
-  double least = std::numeric_limits<double>::infinity();
-  absl::PrintF("%8s %14s %14s %14s %8s\n", "threads", "AdamW GB/s",
-               "streaming GB/s", "bound GB/s", "share");
-  for (int threads : options.threads) {
-    const double bound =
-        HostSeconds(options.repeats, [&] { unit.TouchLikeUpdate(threads); });
-    const double plain = HostSeconds(
-        options.repeats, [&] { unit.Update(threads, /*streaming=*/false); });
-    const double streaming = HostSeconds(
-        options.repeats, [&] { unit.Update(threads, /*streaming=*/true); });
-    const double share = bound / std::min(plain, streaming);
-    least = std::min(least, share);
-    absl::PrintF("%8d %14.1f %14.1f %14.1f %7.1f%%\n", threads,
-                 bytes / plain * 1e-9, bytes / streaming * 1e-9,
-                 bytes / bound * 1e-9, 100 * share);
-    rows.push_back(
-        {{"threads", threads},
-         {"gigabytes_per_second", bytes / plain * 1e-9},
-         {"streaming_gigabytes_per_second", bytes / streaming * 1e-9},
-         {"bound_gigabytes_per_second", bytes / bound * 1e-9},
-         {"share", share}});
-  }
-  Result result;
-  result.bench = "cpu-adamw";
-  result.value = least;
-  result.unit = "least share of a loop over the same bytes";
-  result.target = ">= 0.95";
-  result.detail = Json{{"parameters", unit.parameters()},
-                       {"bytes_per_parameter", 26},
-                       {"by_threads", rows}};
-  return Report(result, options.origin);
-}
-
 absl::Status BenchDelivery(const HostOptions& options, HostUnit& unit) {
   std::vector<Receiver> receivers;
   for (int gpu = 0; gpu < options.gpus; ++gpu) {
@@ -133,9 +97,8 @@ absl::Status BenchDelivery(const HostOptions& options, HostUnit& unit) {
                        DeliverySeconds(options, receivers, unit, true));
   SDP_ASSIGN_OR_RETURN(const double alone,
                        DeliverySeconds(options, receivers, unit, false));
-  const double update_alone = HostSeconds(options.repeats, [&] {
-    unit.Update(options.contending_threads, /*streaming=*/false);
-  });
+  const double update_alone = HostSeconds(
+      options.repeats, [&] { unit.Update(options.contending_threads); });
   double contended = 0, updated_per_second = 0;
   {
     HostUnit::Background update(unit, options.contending_threads);

@@ -1,7 +1,7 @@
 // The figures of slidedp-bench-host.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
 #include "absl/status/status.h"
 #include "tests/bench/host_unit.h"
@@ -12,7 +12,6 @@ namespace slidedp::bench {
 
 struct HostOptions {
   UnitOptions unit;
-  std::vector<int> threads;    // of AdamW, each measured
   int contending_threads = 1;  // of the update beside deliveries
   uint64_t chunk_bytes = uint64_t{16} << 20;
   int gpus = 1;  // deliveries at once, one each; the CPU device: 1
@@ -21,9 +20,6 @@ struct HostOptions {
   Origin origin;
 };
 
-// [cpu-adamw]: for each thread count, the share of what a loop over the same
-// bytes reaches; the figure is the least share.
-absl::Status BenchAdamW(const HostOptions& options, HostUnit& unit);
 // [delivery-800m], [delivery-800m-contended]: copies of the unit's BF16 plane
 // from the registered segment, against copies from pinned memory, and with an
 // update of the same unit running.

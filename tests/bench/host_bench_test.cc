@@ -18,7 +18,6 @@ class HostBenchTest : public ::testing::Test {
  protected:
   HostBenchTest() {
     options_.unit = {1024, 512};
-    options_.threads = {1, 2, 3};
     options_.contending_threads = 2;
     options_.chunk_bytes = 1000 * 256;  // does not divide the unit
     options_.repeats = 1;
@@ -46,29 +45,12 @@ TEST_F(HostBenchTest, TheDefaultUnitHas800MillionParameters) {
   EXPECT_NEAR(static_cast<double>(parameters), 800e6, 1e6);
 }
 
-TEST_F(HostBenchTest, AdamWIsMeasuredAtEveryThreadCount) {
-  ASSERT_OK_AND_ASSIGN(auto unit, HostUnit::Create(options_.unit, 2));
-  ASSERT_OK(BenchAdamW(options_, *unit));
-  const std::vector<Json> lines = Lines();
-  ASSERT_EQ(lines.size(), 1);
-  const Json& rows = lines[0]["detail"]["by_threads"];
-  ASSERT_EQ(rows.size(), 3);
-  double least = 1e30;
-  for (const Json& row : rows) {
-    EXPECT_GT(row["gigabytes_per_second"].get<double>(), 0);
-    least = std::min(least, row["share"].get<double>());
-  }
-  EXPECT_EQ(lines[0]["value"], least);
-}
-
 // Threads share the work: every element moves once.
 TEST_F(HostBenchTest, UpdateMovesEveryElementWhateverTheThreads) {
   std::vector<std::vector<bf16>> results;
   for (int threads : {1, 3}) {
     ASSERT_OK_AND_ASSIGN(auto unit, HostUnit::Create(options_.unit, 1));
-    unit->Update(threads, /*streaming=*/false);
-    unit->TouchLikeUpdate(threads);
-    unit->TouchLikeUpdate(2);  // takes back what the first one did
+    unit->Update(threads);
     results.emplace_back(unit->hi(), unit->hi() + unit->parameters());
   }
   EXPECT_EQ(results[0], results[1]);

@@ -11,38 +11,24 @@
 namespace slidedp::bench {
 namespace {
 
-// 1, 2, 4, ... and all.
-std::vector<int> DefaultThreads(int cpus) {
-  std::vector<int> threads;
-  for (int n = 1; n < cpus; n *= 2) threads.push_back(n);
-  threads.push_back(cpus);
-  return threads;
-}
-
 int Main(int argc, char** argv) {
   device::PrepareAcceleratorProcess();
   const int cpus =
       static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   HostOptions o;
-  o.threads = DefaultThreads(cpus);
   o.contending_threads = std::max(1, cpus / 2);
   o.origin.command = "slidedp-bench-host";
   for (int i = 1; i < argc; ++i) {
     o.origin.command += std::string(" ") + argv[i];
   }
-  bool adamw = false, delivery = false;
   CLI::App app(
-      "Delivery of one layer from shared memory, AdamW by threads, and "
-      "both at once.",
+      "Delivery of one layer from shared memory to devices, alone and beside "
+      "its update.",
       "slidedp-bench-host");
-  app.add_flag("--adamw", adamw, "Only AdamW");
-  app.add_flag("--delivery", delivery, "Only deliveries");
   app.add_option("--hidden", o.unit.hidden, "Of the layer")
       ->check(CLI::Range(1024, 65536));
   app.add_option("--intermediate", o.unit.intermediate, "Of the layer")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--threads", o.threads, "Of AdamW, one or more counts")
-      ->check(CLI::Range(1, 4096));
   app.add_option("--contending-threads", o.contending_threads,
                  "Of the update beside deliveries")
       ->check(CLI::Range(1, 4096));
@@ -62,13 +48,7 @@ int Main(int argc, char** argv) {
     absl::StatusOr<std::unique_ptr<HostUnit>> unit =
         HostUnit::Create(o.unit, cpus);
     if (!unit.ok()) return unit.status();
-    if (!delivery || adamw) {
-      if (absl::Status status = BenchAdamW(o, **unit); !status.ok()) {
-        return status;
-      }
-    }
-    if (!adamw || delivery) return BenchDelivery(o, **unit);
-    return absl::OkStatus();
+    return BenchDelivery(o, **unit);
   };
   if (const absl::Status status = run(); !status.ok()) {
     std::fprintf(stderr, "slidedp-bench-host: %s\n",

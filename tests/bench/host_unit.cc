@@ -1,7 +1,6 @@
 #include "tests/bench/host_unit.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/base/status.h"
 #include "common/base/units.h"
@@ -12,8 +11,7 @@
 namespace slidedp::bench {
 namespace {
 
-// Elements that a thread takes at once: all arrays of a block stay in its
-// first cache levels between the passes of TouchLikeUpdate.
+// Threads' ranges begin at multiples of this.
 constexpr uint64_t kBlockElements = 1024;
 
 // body(begin, end) on equal ranges of [0, count), multiples of a block.
@@ -29,28 +27,6 @@ void ForThreads(int threads, uint64_t count,
   }
   body(edge(0), edge(1));
   for (std::thread& thread : others) thread.join();
-}
-
-// Flips a bit of every 64-bit word: one load and one store of each byte.
-void Touch(void* data, uint64_t bytes) {
-  auto* bytes_data = static_cast<char*>(data);
-  for (uint64_t at = 0; at + 8 <= bytes; at += 8) {
-    uint64_t word;
-    std::memcpy(&word, bytes_data + at, 8);
-    word ^= 1;
-    std::memcpy(bytes_data + at, &word, 8);
-  }
-}
-
-uint64_t Read(const void* data, uint64_t bytes) {
-  const auto* bytes_data = static_cast<const char*>(data);
-  uint64_t sum = 0;
-  for (uint64_t at = 0; at + 8 <= bytes; at += 8) {
-    uint64_t word;
-    std::memcpy(&word, bytes_data + at, 8);
-    sum ^= word;
-  }
-  return sum;
 }
 
 }  // namespace
@@ -98,40 +74,21 @@ absl::StatusOr<std::unique_ptr<HostUnit>> HostUnit::Create(
           static_cast<bf16>(0x3a80u | (i * 0x9e37u & 0x7fu) | (i & 1u) << 15);
     }
   });
-  unit->Update(threads, /*streaming=*/false);  // moments are not zero
+  unit->Update(threads);  // moments are not zero
   return unit;
 }
 
-void HostUnit::UpdateRange(uint64_t begin, uint64_t end, bool streaming) {
-  hostd::AdamWStep step = hostd::MakeAdamWStep(
+void HostUnit::UpdateRange(uint64_t begin, uint64_t end) {
+  const hostd::AdamWStep step = hostd::MakeAdamWStep(
       /*lr=*/1e-6, /*beta1=*/0.9, /*beta2=*/0.999, /*eps=*/1e-8,
       /*weight_decay=*/0.0, /*t=*/1000, /*grad_scale=*/1.0);
-  step.streaming = streaming;
   hostd::AdamWUpdate(planes(begin, end - begin), gradients_.data() + begin,
                      /*decay=*/true, step);
 }
 
-void HostUnit::Update(int threads, bool streaming) {
-  ForThreads(threads, count_, [&](uint64_t begin, uint64_t end) {
-    UpdateRange(begin, end, streaming);
-  });
-}
-
-void HostUnit::TouchLikeUpdate(int threads) {
-  std::atomic<uint64_t> sink = 0;  // or the compiler drops the reads
-  ForThreads(threads, count_, [&](uint64_t begin, uint64_t end) {
-    uint64_t sum = 0;
-    for (uint64_t at = begin; at < end; at += kBlockElements) {
-      const uint64_t n = std::min(kBlockElements, end - at);
-      const hostd::PlaneSpan p = planes(at, n);
-      sum ^= Read(gradients_.data() + at, n * 2);
-      Touch(p.hi, n * 2);
-      Touch(p.lo, n * 2);
-      Touch(p.m, n * 4);
-      Touch(p.v, n * 4);
-    }
-    sink ^= sum;
-  });
+void HostUnit::Update(int threads) {
+  ForThreads(threads, count_,
+             [&](uint64_t begin, uint64_t end) { UpdateRange(begin, end); });
 }
 
 HostUnit::Background::Background(HostUnit& unit, int threads) {
@@ -144,7 +101,7 @@ HostUnit::Background::Background(HostUnit& unit, int threads) {
       constexpr uint64_t kPiece = 256 * kBlockElements;
       for (uint64_t at = begin; !stop_.load(std::memory_order_relaxed);) {
         const uint64_t next = std::min(end, at + kPiece);
-        unit.UpdateRange(at, next, /*streaming=*/false);
+        unit.UpdateRange(at, next);
         updated_ += next - at;
         at = next == end ? begin : next;
       }

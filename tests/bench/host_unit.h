@@ -1,5 +1,4 @@
-// One large decoder unit in a job's own segments, and what happens to it: AdamW
-// by a number of threads, and copies to devices.
+// One large decoder unit in a job's own segments, and AdamW over it.
 #pragma once
 
 #include <atomic>
@@ -32,11 +31,7 @@ class HostUnit {
   const bf16* hi() const { return hi_; }
 
   // All elements once, by `threads` at once, each on a range of its own.
-  void Update(int threads, bool streaming);
-  // The same bytes read and written (26 each parameter) with one instruction
-  // for eight of them: what memory gives to such a pattern. Twice: no change.
-  void TouchLikeUpdate(int threads);
-
+  void Update(int threads);
   // Runs Update(threads) again and again in the background until destroyed.
   class Background {
    public:
@@ -56,7 +51,7 @@ class HostUnit {
   hostd::PlaneSpan planes(uint64_t begin, uint64_t count) const {
     return state_->planes(unit_, begin, count);
   }
-  void UpdateRange(uint64_t begin, uint64_t end, bool streaming);
+  void UpdateRange(uint64_t begin, uint64_t end);
 
   std::unique_ptr<hostd::HostState> state_;
   shm::Mapping params_;
