@@ -270,11 +270,12 @@ class Run:
 def print_table(lines):
     columns = ("logits_rel", "grad_rel", "loss_rel", "master_abs",
                "master_share", "rounded_loss_rel", "rounded_master_mean")
-    print(f"{'case':20}" + "".join(f"{c[-14:]:>15}" for c in columns) +
-          f"{'s':>7}")
+    titles = ("logits", "gradients", "losses", "masters", "beyond 1e-5",
+              "r.: losses", "r.: masters")
+    print(f"{'case':20}" + "".join(f"{t:>12}" for t in titles) + f"{'s':>7}")
     for line in lines:
         values = "".join(
-            f"{line[c]:15.2e}" if c in line else f"{'-':>15}" for c in columns)
+            f"{line[c]:12.2e}" if c in line else f"{'-':>12}" for c in columns)
         print(f"{line['case']:20}{values}{line['seconds']:7.1f}  "
               f"{'ok' if line['pass'] else 'FAILED'}")
         if "error" in line:

@@ -1,15 +1,20 @@
 #include "tests/local_job/local_job.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/fd.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "common/device/accelerator.h"
 #include "hostd/store/split.h"
+#include "worker/ops/accelerator_ops.h"
 
 namespace slidedp::testing {
 namespace {
@@ -55,28 +60,66 @@ absl::StatusOr<RankMappings> MapAsWorker(const hostd::HostState& state) {
   return mappings;
 }
 
+struct Machine {
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<ops::Ops> ops;
+};
+
+absl::StatusOr<Machine> MakeMachine(const policy::Plan& plan, int rank) {
+  Machine machine;
+  if (plan.device == policy::DeviceKind::kCpu) {
+    machine.device = device::NewCpuDevice({});
+    machine.ops = ops::NewCpuOps(plan.compute_threads);
+    return machine;
+  }
+  if (plan.ranks > 1) {
+    return absl::UnimplementedError("a local job on GPUs has one rank");
+  }
+  SDP_ASSIGN_OR_RETURN(
+      machine.device,
+      device::NewAccelerator({rank, plan.gpu_memory_limit_bytes}));
+  SDP_ASSIGN_OR_RETURN(
+      machine.ops, ops::NewAcceleratorOps(*machine.device,
+                                          {plan.float32, plan.deterministic}));
+  return machine;
+}
+
+// Drops the last position of sequences of `length` + 1.
+void DropLastPositions(int64_t length, data::StepBatch& batch) {
+  SDP_CHECK(batch.ids.size() % (length + 1) == 0, "sequences of another size");
+  const size_t sequences = batch.ids.size() / (length + 1);
+  for (size_t s = 1; s < sequences; ++s) {
+    for (std::vector<int32_t>* values : {&batch.ids, &batch.labels}) {
+      const auto from = values->begin() + s * (length + 1);
+      std::copy(from, from + length, values->begin() + s * length);
+    }
+  }
+  batch.ids.resize(sequences * length);
+  batch.labels.resize(sequences * length);
+}
+
 absl::Status RunRank(const LocalJobOptions& options,
                      const model::ModelConfig& config,
                      const hostd::HostState& state,
                      const data::Dataset& dataset, int rank) {
   const policy::Plan& plan = state.plan();
   SDP_ASSIGN_OR_RETURN(const RankMappings maps, MapAsWorker(state));
-  auto device = device::NewCpuDevice({});
-  auto ops = ops::NewCpuOps(plan.compute_threads);
+  SDP_ASSIGN_OR_RETURN(const Machine machine, MakeMachine(plan, rank));
   std::unique_ptr<collective::Collective> collectives[policy::kCommunicators];
   if (plan.ranks > 1) {
     const uint64_t staging = policy::ExchangeStagingBytes(plan);
     const uint64_t bytes = collective::ExchangeBytes(plan.ranks, staging);
     for (int c = 0; c < policy::kCommunicators; ++c) {
       SDP_ASSIGN_OR_RETURN(
-          collectives[c], collective::NewShmCollective(
-                              *device, maps.exchange.at<char>(c * bytes), bytes,
-                              rank, plan.ranks, staging, kDeadlineNs));
+          collectives[c],
+          collective::NewShmCollective(*machine.device,
+                                       maps.exchange.at<char>(c * bytes), bytes,
+                                       rank, plan.ranks, staging, kDeadlineNs));
     }
   }
   step::TrainerInputs inputs;
-  inputs.device = device.get();
-  inputs.ops = ops.get();
+  inputs.device = machine.device.get();
+  inputs.ops = machine.ops.get();
   inputs.param_collective = collectives[0].get();
   inputs.grad_collective = collectives[1].get();
   inputs.config = &config;
@@ -93,10 +136,34 @@ absl::Status RunRank(const LocalJobOptions& options,
   inputs.grads = &maps.grads;
   inputs.versions = &maps.versions;
   inputs.reports = &maps.reports;
-  SDP_ASSIGN_OR_RETURN(
-      auto trainer,
-      step::Trainer::Create(inputs, rank == 0 ? options.hooks : step::Hooks{}));
+  step::Hooks hooks = rank == 0 ? options.hooks : step::Hooks{};
+  if (options.label_every_position) {
+    SDP_CHECK(!hooks.on_batch, "on_batch is taken");
+    hooks.on_batch = [length = plan.sequence_length](uint64_t,
+                                                     data::StepBatch& batch) {
+      DropLastPositions(length, batch);
+    };
+  }
+  if (options.rehearse) {
+    inputs.warm_up = [](const std::function<absl::Status()>& rehearsal) {
+      return rehearsal();
+    };
+  }
+  SDP_ASSIGN_OR_RETURN(auto trainer,
+                       step::Trainer::Create(inputs, std::move(hooks)));
   return trainer->Run(0, options.steps);
+}
+
+// Ends every wait of the ranks, after nothing is applied any more: they run on,
+// to no effect. (A worker process would exit in the middle of its waits.)
+void ReleaseRanks(hostd::HostState& state) {
+  const shm::Versions& versions = state.versions();
+  for (size_t u = 0; u < state.layout().units.size(); ++u) {
+    versions.param_version(u).store(UINT64_MAX, std::memory_order_release);
+  }
+  for (int r = 0; r < state.plan().ranks; ++r) {
+    versions.grad_free(r).store(UINT64_MAX, std::memory_order_release);
+  }
 }
 
 }  // namespace
@@ -110,6 +177,7 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   problem.config = config;
   LocalJobResult result;
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
+  if (!options.keep.empty()) result.plan.keep = options.keep;
   result.layout = model::MakeStateLayout(config);
   SDP_ASSIGN_OR_RETURN(auto state, hostd::HostState::Create(
                                        "local", result.layout, result.plan));
@@ -118,7 +186,10 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   SDP_RETURN_IF_ERROR(hostd::LoadParameters(source, *state));
   SDP_ASSIGN_OR_RETURN(
       const data::Dataset dataset,
-      data::Dataset::Open(options.data, problem.sequence_length, config.vocab));
+      data::Dataset::Open(
+          options.data,
+          problem.sequence_length + (options.label_every_position ? 1 : 0),
+          config.vocab));
 
   // The standard library's: the thread sanitizer does not see into absl's.
   std::mutex mutex;
@@ -135,6 +206,7 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
           changed.notify_all();
         },
         [&](const absl::Status& status) {
+          ReleaseRanks(*state);
           std::lock_guard<std::mutex> lock(mutex);
           failure.Update(status);
           changed.notify_all();
@@ -146,8 +218,16 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
     for (int r = 0; r < result.plan.ranks; ++r) {
       ranks.emplace_back([&, r] {
         rank_status[r] = RunRank(options, config, *state, dataset, r);
+        if (rank_status[r].ok()) return;
+        if (engine != nullptr) engine->Stop();
+        ReleaseRanks(*state);
       });
     }
+  }
+  {
+    // Before what it brought about in the ranks.
+    std::lock_guard<std::mutex> lock(mutex);
+    SDP_RETURN_IF_ERROR(failure);
   }
   for (const absl::Status& status : rank_status) SDP_RETURN_IF_ERROR(status);
   if (engine != nullptr) {

@@ -1,6 +1,7 @@
 // A job inside one process: the real host state, update engine, collectives and
 // trainers (a thread per rank), without daemon, sockets or processes. What
-// property tests, the thread sanitizer and the golden probe run.
+// property tests, the thread sanitizer and the golden probe run. On a GPU, one
+// rank.
 #pragma once
 
 #include <string>
@@ -21,8 +22,16 @@ struct LocalJobOptions {
   hostd::UpdateConfig update;
   uint64_t steps = 1;
   uint64_t seed = 0;
-  // Of rank 0.
+  // Sequences of the data have a token more than those of the problem: the last
+  // one is a label only. So every position has a label, even with sequences of
+  // one token.
+  bool label_every_position = false;
+  // Of rank 0; on_batch is taken if label_every_position.
   step::Hooks hooks;
+  // Instead of the plan's, if not empty: what each layer keeps.
+  std::vector<uint8_t> keep;
+  // CPU ranks rehearse their step first, as GPUs do.
+  bool rehearse = false;
   // Run the update engine. Without it, only one step can be run.
   bool apply_updates = true;
 };

@@ -94,8 +94,8 @@ def train(options):
         ids, labels = data.step(step, options.batch_size)
         valid = int((labels >= 0).sum())
         part = slice(rank * rows, (rank + 1) * rows)
-        ids = torch.from_numpy(ids[part]).long().to(device)
-        labels = torch.from_numpy(labels[part]).long().to(device)
+        ids = torch.tensor(ids[part]).long().to(device)
+        labels = torch.tensor(labels[part]).long().to(device)
         with attention_kernel(options.attention):
             logits = model(input_ids=ids, use_cache=False).logits
             loss_sum = functional.cross_entropy(

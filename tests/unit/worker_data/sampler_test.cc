@@ -35,6 +35,20 @@ std::vector<uint64_t> Order(const Sampler& sampler, uint64_t first,
   return order;
 }
 
+// A resumed job, and tests/references/job_data.py, rely on these.
+TEST(SamplerTest, OrderIsTheSameInEveryRelease) {
+  const std::pair<uint64_t, uint64_t> five[] = {{0, 3}, {1, 0}, {2, 2},
+                                                {4, 4}, {5, 3}, {12, 1}};
+  for (const auto& [position, sequence] : five) {
+    EXPECT_EQ(Sampler(5, 0).At(position), sequence) << position;
+  }
+  const std::pair<uint64_t, uint64_t> many[] = {
+      {0, 1170}, {1, 989}, {2, 360}, {1599, 616}, {1600, 1500}, {4000, 215}};
+  for (const auto& [position, sequence] : many) {
+    EXPECT_EQ(Sampler(1600, 42).At(position), sequence) << position;
+  }
+}
+
 TEST(SamplerTest, PositionAloneDecides) {
   const Sampler a(1000, 7), b(1000, 7);
   const auto whole = Order(a, 0, 3000);
