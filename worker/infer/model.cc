@@ -11,7 +11,6 @@
 #include "common/model/source.h"
 #include "policy/plan.h"
 #include "worker/step/decoder.h"
-#include "worker/step/head.h"
 #include "worker/step/unit_weights.h"
 
 namespace slidedp::infer {
@@ -120,19 +119,23 @@ absl::StatusOr<void*> Model::Forward(const std::vector<int32_t>& ids) {
   SDP_RETURN_IF_ERROR(
       ops_->EmbeddingForward(device_ids, embedding.w(Role::kEmbedding), tokens,
                              config_.hidden, hidden[0], *stream_));
-  step::Decoder decoder(*device_, *ops_, config_, 1, tokens, buffers_);
+  policy::Plan one;  // sequence, of which no layer keeps anything
+  one.sequence_length = tokens;
+  one.micro_batch_size = one.micro_batches = 1;
+  step::Decoder decoder(*ops_, config_, one, buffers_);
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const int unit = layout_.decoder_unit(layer);
     const step::UnitWeights weights(layout_.units[unit], unit_data(unit),
                                     nullptr);
-    SDP_RETURN_IF_ERROR(decoder.Forward(layer, weights, hidden[layer % 2],
+    SDP_RETURN_IF_ERROR(decoder.Forward(layer, 0, weights, hidden[layer % 2],
                                         hidden[(layer + 1) % 2], *stream_));
   }
   return hidden[config_.layers % 2];
 }
 
 absl::Status Model::RunHead(void* hidden, int64_t rows, const int32_t* labels,
-                            double* loss_sum, const OnLogits& on_logits) {
+                            double* loss_sum,
+                            const step::Head::OnLogits& on_logits) {
   const int unit = layout_.head_unit();
   const step::UnitWeights weights(layout_.units[unit], unit_data(unit),
                                   nullptr);
@@ -160,12 +163,16 @@ absl::StatusOr<int32_t> Model::NextToken(const std::vector<int32_t>& ids) {
                (ids.size() - 1) * config_.hidden * ops_->act_bytes();
   const int32_t no_label = -1;
   int32_t best = 0;
-  SDP_RETURN_IF_ERROR(
-      RunHead(last, 1, &no_label, buffers_.get<double>("scalars"),
-              [&best, this](int64_t, int64_t, const float* logits) {
-                best = static_cast<int32_t>(
-                    std::max_element(logits, logits + config_.vocab) - logits);
-              }));
+  SDP_RETURN_IF_ERROR(RunHead(
+      last, 1, &no_label, buffers_.get<double>("scalars"),
+      [&best, this](int64_t, int64_t, const void* data) {
+        return device::EnqueueOnCpu(*stream_, [&best, this, data] {
+          const auto* logits = static_cast<const float*>(data);
+          best = static_cast<int32_t>(
+              std::max_element(logits, logits + config_.vocab) - logits);
+          return absl::OkStatus();
+        });
+      }));
   SDP_RETURN_IF_ERROR(device_->Synchronize(*stream_));
   return best;
 }

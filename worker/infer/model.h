@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "common/model/layout.h"
 #include "worker/ops/ops.h"
 #include "worker/step/buffers.h"
+#include "worker/step/head.h"
 
 namespace slidedp::infer {
 
@@ -37,10 +37,8 @@ class Model {
  private:
   // Hidden states after the last layer.
   absl::StatusOr<void*> Forward(const std::vector<int32_t>& ids);
-  using OnLogits =
-      std::function<void(int64_t first_row, int64_t rows, const float* logits)>;
   absl::Status RunHead(void* hidden, int64_t rows, const int32_t* labels,
-                       double* loss_sum, const OnLogits& on_logits);
+                       double* loss_sum, const step::Head::OnLogits& on_logits);
   const bf16* unit_data(int unit) const {
     return weights_.as<bf16>() + layout_.units[unit].plane_offset;
   }
