@@ -151,9 +151,9 @@ absl::StatusOr<Attachment> Attachment::Connect(const v1::Attach& attach,
   return attachment;
 }
 
-absl::StatusOr<std::vector<std::string>> Attachment::PassFiles(
-    v1::FilesMessage::Kind kind, const std::vector<std::string>& names,
-    const std::vector<int>& fds) {
+absl::Status Attachment::PassFiles(v1::FilesMessage::Kind kind,
+                                   const std::vector<std::string>& names,
+                                   const std::vector<int>& fds) {
   if (names.empty() || names.size() != fds.size()) {
     return absl::InternalError("no files to pass, or names without files");
   }
@@ -168,6 +168,10 @@ absl::StatusOr<std::vector<std::string>> Attachment::PassFiles(
                          {fds.begin() + static_cast<ptrdiff_t>(begin),
                           fds.begin() + static_cast<ptrdiff_t>(end)}));
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> Attachment::AwaitFiles() {
   SDP_ASSIGN_OR_RETURN(shm::Message message,
                        shm::ReceiveMessage(socket_.get(), kFilesTimeoutNs));
   v1::FilesReply reply;

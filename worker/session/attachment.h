@@ -34,11 +34,12 @@ class Attachment {
     return has_exchange_ ? &exchange_ : nullptr;
   }
 
-  // Rank 0. Passes the files in parts and waits until the daemon has read or
-  // written them; its warnings come back.
-  absl::StatusOr<std::vector<std::string>> PassFiles(
-      v1::FilesMessage::Kind kind, const std::vector<std::string>& names,
-      const std::vector<int>& fds);
+  // Rank 0. Passes the files, in parts; the daemon then reads or writes them.
+  absl::Status PassFiles(v1::FilesMessage::Kind kind,
+                         const std::vector<std::string>& names,
+                         const std::vector<int>& fds);
+  // Waits until the daemon has done so; its warnings come back.
+  absl::StatusOr<std::vector<std::string>> AwaitFiles();
 
  private:
   Attachment() = default;

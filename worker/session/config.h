@@ -8,9 +8,18 @@
 
 namespace slidedp::session {
 
+enum class DeviceChoice {
+  kAuto,  // a GPU if this build has CUDA and one is visible
+  kCpu,
+  kCuda,
+};
+
 struct Config {
   uint64_t job = 0;
   uint32_t rank = 0;
+  // Fixed before the daemon is asked: Hello says what the device can do. Who
+  // starts the process knows the job.
+  DeviceChoice device = DeviceChoice::kAuto;
   std::string socket;  // the daemon's control socket
   std::string log_level = "info";
 };

@@ -6,13 +6,16 @@
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
+#include <map>
 #include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/socket_path.h"
+#include "common/device/accelerator.h"
 #include "worker/session/config.h"
+#include "worker/session/probe.h"
 #include "worker/session/session.h"
 #include "worker/session/sweeper.h"
 
@@ -25,18 +28,32 @@ std::string Variable(const char* name) {
 }
 
 int Main(int argc, char** argv) {
+  // Before any thread and any call into the driver.
+  device::PrepareAcceleratorProcess();
   Config config;
+  bool probe = false;
   CLI::App app("Computes one rank of a job of slidedpd.", "slidedp-worker");
   app.footer(
       "Exit codes: 0 told to leave, 1 this rank failed, 2 usage, 3 the daemon\n"
       "aborted the job, 4 the daemon is gone.");
-  app.add_option("--job", config.job, "Job id")
-      ->required()
-      ->type_name("ID")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--rank", config.rank, "Rank, from 0")
-      ->required()
-      ->type_name("R");
+  CLI::Option* job = app.add_option("--job", config.job, "Job id")
+                         ->type_name("ID")
+                         ->check(CLI::PositiveNumber);
+  CLI::Option* rank =
+      app.add_option("--rank", config.rank, "Rank, from 0")->type_name("R");
+  const std::map<std::string, DeviceChoice> devices = {
+      {"auto", DeviceChoice::kAuto},
+      {"cpu", DeviceChoice::kCpu},
+      {"cuda", DeviceChoice::kCuda}};
+  std::string device = "auto";
+  app.add_option("--device", device,
+                 "The job's device: cpu, cuda, or auto: a GPU if this build "
+                 "has CUDA and one is visible (several: the one numbered as "
+                 "the rank)")
+      ->type_name("DEVICE")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_flag("--probe", probe,
+               "Print what GPUs a worker would see, as JSON, and leave");
   app.add_option("--socket", config.socket,
                  "The daemon's control socket. Default: SLIDEDP_SOCKET, else "
                  "where slidedpctl looks for it")
@@ -46,8 +63,16 @@ int Main(int argc, char** argv) {
       ->type_name("LEVEL");
   try {
     app.parse(argc, argv);
+    if (!probe && (job->empty() || rank->empty())) {
+      throw CLI::RequiredError(job->empty() ? "--job" : "--rank");
+    }
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  config.device = devices.at(device);
+  if (probe) {
+    std::cout << ProbeLine() << std::endl;
+    return kLeft;
   }
   absl::Status logging = InitLogging(absl::StrCat("rank ", config.rank),
                                      config.log_level, /*journal=*/false);

@@ -3,24 +3,9 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <fstream>
-#include <string>
 #include <thread>
 
 namespace slidedp::session {
-
-uint64_t PssBytes() {
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  std::string line;
-  while (std::getline(rollup, line)) {
-    unsigned long long kib = 0;
-    if (std::sscanf(line.c_str(), "Pss: %llu kB", &kib) == 1) {
-      return uint64_t{kib} * 1024;
-    }
-  }
-  return 0;
-}
 
 uint32_t AllowedCpus() {
   cpu_set_t set;

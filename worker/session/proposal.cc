@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "common/device/accelerator.h"
 #include "policy/wire.h"
 
 namespace slidedp::session {
@@ -12,14 +13,21 @@ absl::Status Refused(absl::string_view what) {
   return absl::FailedPreconditionError(what);
 }
 
-absl::Status CheckDevice(const v1::JobSpec& spec, const policy::Plan& plan) {
-  if (plan.device == policy::DeviceKind::kCuda ||
-      spec.device() == v1::DEVICE_KIND_CUDA) {
+absl::Status CheckDevice(const v1::JobSpec& spec, const policy::Plan& plan,
+                         device::Kind device) {
+  const bool planned = plan.device == policy::DeviceKind::kCuda;
+  const bool asked = spec.device() == v1::DEVICE_KIND_CUDA;
+  const bool have = device == device::Kind::kCuda;
+  if ((planned || asked) && !device::AcceleratorIsBuilt()) {
     return Refused(
         "this build has no CUDA; submit the job with device: cpu, or install a "
         "build with CUDA");
   }
-  return absl::OkStatus();
+  if (planned == have && asked == have) return absl::OkStatus();
+  auto word = [](bool cuda) { return cuda ? "cuda" : "cpu"; };
+  return Refused(absl::StrCat("the plan is for device ", word(planned),
+                              ", the job spec for ", word(asked),
+                              "; this worker was started for ", word(have)));
 }
 
 // What the plan must repeat from the spec: a difference would train something
@@ -83,8 +91,8 @@ data::BatchShape Proposal::batch_shape() const {
   return shape;
 }
 
-absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose,
-                                      uint32_t rank) {
+absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose, uint32_t rank,
+                                      device::Kind device) {
   Proposal proposal;
   proposal.spec = propose.spec();
   if (proposal.spec.version() != 1) {
@@ -92,7 +100,7 @@ absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose,
                                 " is not known here"));
   }
   SDP_ASSIGN_OR_RETURN(proposal.plan, policy::FromWire(propose.plan()));
-  SDP_RETURN_IF_ERROR(CheckDevice(proposal.spec, proposal.plan));
+  SDP_RETURN_IF_ERROR(CheckDevice(proposal.spec, proposal.plan, device));
   SDP_ASSIGN_OR_RETURN(proposal.config, model::ParseModelConfig(
                                             proposal.spec.model_config_json(),
                                             absl::StrCat(proposal.spec.model(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "common/device/device.h"
 #include "common/model/config.h"
 #include "common/model/layout.h"
 #include "policy/plan.h"
@@ -19,8 +20,8 @@ struct Proposal {
   data::BatchShape batch_shape() const;
 };
 
-// The error's message is what goes into Refuse.
-absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose,
-                                      uint32_t rank);
+// `device` is this rank's. The error's message is what goes into Refuse.
+absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose, uint32_t rank,
+                                      device::Kind device);
 
 }  // namespace slidedp::session

@@ -1,5 +1,7 @@
 #include "worker/session/session.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -7,16 +9,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/memory.h"
 #include "common/base/status.h"
+#include "common/model/blank_source.h"
 #include "common/shm/words.h"
 #include "proto/protocol.h"
+#include "worker/ops/accelerator_ops.h"
 #include "worker/session/process_stats.h"
 
 namespace slidedp::session {
 namespace {
-
-// A backstop only: the daemon sees a lost rank long before and aborts.
-constexpr int64_t kCollectiveDeadlineNs = int64_t{600} * 1'000'000'000;
 
 absl::Status Unexpected(const char* message) {
   return absl::InternalError(
@@ -37,10 +39,14 @@ Session::~Session() {
     changed_.notify_all();
   }
   if (watcher_.joinable()) watcher_.join();
+  if (device_watcher_.joinable()) device_watcher_.join();
 }
 
 void Session::Run() {
-  device_ = device::NewCpuDevice({});
+  if (absl::Status status = OpenDevice(); !status.ok()) {
+    // Nobody to tell but the log, whose last line the daemon reads.
+    End(kFailed, std::string(status.message()));
+  }
   stream_ = std::make_unique<ControlStream>(
       config_.socket,
       ControlStream::Events{
@@ -70,6 +76,9 @@ void Session::Run() {
       case v1::DaemonMessage::kLeave:
         stream_->Close(kFarewellNs);
         spdlog::info("job {}: leaves", config_.job);
+        // The end of a GPU's streams and communicators may wait for ranks that
+        // are gone already.
+        if (on_gpu()) _exit(kLeft);
         return;
       default:
         status = Unexpected("an unknown message");
@@ -85,18 +94,21 @@ v1::WorkerMessage Session::HelloMessage() const {
   hello.set_rank(config_.rank);
   hello.set_protocol(kProtocolVersion);
   hello.set_pid(static_cast<uint32_t>(getpid()));
-  hello.set_device(v1::DEVICE_KIND_CPU);
+  hello.set_device(on_gpu() ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU);
   hello.set_device_description(device_->description());
-  hello.set_device_memory_bytes(0);
-  hello.set_peer_access(true);  // through the exchange segment
-  hello.set_numa_node(-1);
+  hello.set_device_memory_bytes(gpu_.memory_bytes);
+  // CPU ranks meet in the exchange segment; a GPU that is seen alone trusts
+  // NCCL to find a way.
+  hello.set_peer_access(gpu_.reaches_others);
+  hello.set_numa_node(gpu_.numa_node);
   hello.set_logical_cpus(AllowedCpus());
   return message;
 }
 
 absl::Status Session::OnPropose(const v1::Propose& propose) {
   if (attachment_.has_value()) return Unexpected("Propose");
-  absl::StatusOr<Proposal> proposal = ReadProposal(propose, config_.rank);
+  absl::StatusOr<Proposal> proposal =
+      ReadProposal(propose, config_.rank, device_->kind());
   v1::WorkerMessage answer;
   if (proposal.ok()) {
     proposal_ = *std::move(proposal);
@@ -122,11 +134,23 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
     versions_ = &attachment_->versions();
     reports_ = &attachment_->reports();
   }
-  // The daemon reads the weights while this rank reads the dataset only if
-  // they are passed first; both must be done before Ready.
+  // The daemon reads the weights meanwhile; both must be done before Ready.
+  // What ranks do together comes while none of them waits for that.
+  // Without an output there is nothing that random weights need files for.
+  const bool has_files = !proposal_->spec.has_random_weights_seed() ||
+                         !proposal_->spec.output().empty();
+  if (config_.rank == 0 && has_files) SDP_RETURN_IF_ERROR(PassSource());
   SDP_RETURN_IF_ERROR(OpenDataset());
-  if (config_.rank == 0) SDP_RETURN_IF_ERROR(PassSource());
+  if (const uint64_t limit = proposal_->plan.gpu_memory_limit_bytes;
+      on_gpu() && limit != 0) {
+    SDP_RETURN_IF_ERROR(device::SetAcceleratorMemoryLimit(*device_, limit));
+  }
+  SDP_RETURN_IF_ERROR(MakeOps());
+  SDP_RETURN_IF_ERROR(JoinCollectives());
+  if (on_gpu()) device_watcher_ = std::thread([this] { WatchDevice(); });
   SDP_RETURN_IF_ERROR(BuildTrainer());
+  SDP_RETURN_IF_ERROR(CheckDeviceMemory());
+  if (source_.has_value()) SDP_RETURN_IF_ERROR(AwaitSource());
   v1::WorkerMessage message;
   message.mutable_ready()->set_dataset_sequences(dataset_->sequences());
   message.mutable_ready()->set_device_bytes(trainer_->device_bytes());
@@ -136,7 +160,11 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
 
 absl::Status Session::PassSource() {
   const std::string& folder = proposal_->spec.model();
-  SDP_ASSIGN_OR_RETURN(source_, model::OpenModelFolder(folder));
+  if (proposal_->spec.has_random_weights_seed()) {
+    SDP_ASSIGN_OR_RETURN(source_, model::BlankSource(proposal_->layout));
+  } else {
+    SDP_ASSIGN_OR_RETURN(source_, model::OpenModelFolder(folder));
+  }
   SDP_RETURN_IF_ERROR(model::ValidateSource(proposal_->layout, *source_));
   std::vector<std::string> names;
   std::vector<int> fds;
@@ -144,10 +172,14 @@ absl::Status Session::PassSource() {
     names.push_back(file.name);
     fds.push_back(file.fd.get());
   }
-  absl::StatusOr<std::vector<std::string>> warnings =
-      attachment_->PassFiles(v1::FilesMessage::SOURCE, names, fds);
+  return attachment_->PassFiles(v1::FilesMessage::SOURCE, names, fds);
+}
+
+absl::Status Session::AwaitSource() {
+  absl::StatusOr<std::vector<std::string>> warnings = attachment_->AwaitFiles();
   if (!warnings.ok()) {
-    return Annotate(warnings.status(), absl::StrCat("load ", folder));
+    return Annotate(warnings.status(),
+                    absl::StrCat("load ", proposal_->spec.model()));
   }
   for (const std::string& warning : *warnings) {
     spdlog::warn("job {}: {}", config_.job, warning);
@@ -181,21 +213,6 @@ absl::Status Session::OpenDataset() {
 
 absl::Status Session::BuildTrainer() {
   const policy::Plan& plan = proposal_->plan;
-  ops_ = ops::NewCpuOps(plan.compute_threads);
-  if (const shm::Mapping* exchange = attachment_->exchange()) {
-    const size_t staging = policy::ExchangeStagingBytes(plan);
-    const size_t region = collective::ExchangeBytes(plan.ranks, staging);
-    std::unique_ptr<collective::Collective>* collectives[] = {
-        &param_collective_, &grad_collective_};
-    static_assert(std::size(collectives) == policy::kCommunicators);
-    for (size_t i = 0; i < std::size(collectives); ++i) {
-      SDP_ASSIGN_OR_RETURN(*collectives[i],
-                           collective::NewShmCollective(
-                               *device_, exchange->at<char>(i * region), region,
-                               static_cast<int>(config_.rank), plan.ranks,
-                               staging, kCollectiveDeadlineNs));
-    }
-  }
   step::TrainerInputs inputs = {};
   inputs.device = device_.get();
   inputs.ops = ops_.get();
@@ -212,18 +229,32 @@ absl::Status Session::BuildTrainer() {
   inputs.grads = &attachment_->grads();
   inputs.versions = &attachment_->versions();
   inputs.reports = &attachment_->reports();
+  inputs.recorder = &tracer_.recorder();
+  if (on_gpu()) {
+    inputs.warm_up = [this](const std::function<absl::Status()>& rehearsal) {
+      return ops::WarmUpAcceleratorOps(*ops_, rehearsal);
+    };
+    inputs.ops_workspace_bytes = [this] {
+      return ops::AcceleratorOpsWorkspaceBytes(*ops_);
+    };
+  }
   SDP_ASSIGN_OR_RETURN(trainer_, step::Trainer::Create(inputs));
-  spdlog::info("job {}: {}, {} bytes of device memory", config_.job,
-               device_->description(), trainer_->device_bytes());
   std::lock_guard<std::mutex> lock(mutex_);
   watched_trainer_ = trainer_.get();
-  device_peak_bytes_ = trainer_->device_bytes();
+  device_peak_bytes_ = std::max(device_peak_bytes_, trainer_->device_bytes());
   return absl::OkStatus();
 }
 
 absl::Status Session::OnStart() {
   if (trainer_ == nullptr) return Unexpected("Start");
   SDP_RETURN_IF_ERROR(trainer_->Run(0, proposal_->spec.steps()));
+  SendTrace();
+  // Everything that this rank will ever hold is there now.
+  v1::WorkerMessage last;
+  last.mutable_heartbeat()->set_step(trainer_->steps_enqueued());
+  last.mutable_heartbeat()->set_device_peak_bytes(DevicePeakBytes());
+  last.mutable_heartbeat()->set_pss_bytes(ProcessPssBytes());
+  Send(last);
   v1::WorkerMessage message;
   message.mutable_steps_done();
   Send(message);
@@ -254,8 +285,9 @@ absl::Status Session::OnOpenOutput() {
     names.push_back(source_->files()[i].name);
     fds.push_back(output_->files()[i].get());
   }
-  absl::StatusOr<std::vector<std::string>> warnings =
-      attachment_->PassFiles(v1::FilesMessage::OUTPUT, names, fds);
+  SDP_RETURN_IF_ERROR(
+      attachment_->PassFiles(v1::FilesMessage::OUTPUT, names, fds));
+  absl::StatusOr<std::vector<std::string>> warnings = attachment_->AwaitFiles();
   if (!warnings.ok()) {
     return Annotate(warnings.status(), absl::StrCat("write ", spec.output()));
   }
@@ -291,6 +323,10 @@ void Session::Send(const v1::WorkerMessage& message) {
   spdlog::debug("job {}: a message was not sent", config_.job);
 }
 
+void Session::SendTrace() {
+  for (const v1::WorkerMessage& part : tracer_.Take()) Send(part);
+}
+
 void Session::OnDaemonMessage(const v1::DaemonMessage& message) {
   if (message.has_abort()) {
     bool expected;
@@ -304,6 +340,8 @@ void Session::OnDaemonMessage(const v1::DaemonMessage& message) {
     }
     return;
   }
+  // While the main thread trains, which reads no messages.
+  if (message.has_trace_steps()) return tracer_.Start(message.trace_steps());
   std::lock_guard<std::mutex> lock(mutex_);
   if (message.has_leave()) leaving_ = true;
   messages_.push_back(message);

@@ -1,25 +1,29 @@
 // One rank's life, as proto/control.proto tells it: join, accept a plan,
 // attach, load, train, write the output, leave.
 //
-// Three threads. The main thread does the work, message by message. The control
+// Four threads. The main thread does the work, message by message. The control
 // thread reads the daemon's stream: an abort or the stream's end ends the
 // process from there, at once, whatever the main thread is in the middle of.
 // The watch thread looks at the abort word, stores the heartbeat word and sends
-// heartbeats. The first of them that finds a reason to end decides the exit
+// heartbeats. On a GPU, the device thread watches collectives and memory. The
+// first of them that finds a reason to end decides the exit
 // code; nothing that the daemon owns needs a clean end of ours.
 #pragma once
 
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/collective/collective.h"
+#include "common/device/accelerator.h"
 #include "common/device/device.h"
 #include "common/model/output.h"
 #include "common/model/source.h"
@@ -29,6 +33,7 @@
 #include "worker/session/config.h"
 #include "worker/session/control_stream.h"
 #include "worker/session/proposal.h"
+#include "worker/session/step_tracer.h"
 #include "worker/session/sweeper.h"
 #include "worker/step/trainer.h"
 
@@ -56,11 +61,21 @@ class Session {
   absl::Status OnOpenOutput();
   absl::Status OnCommitOutput();
 
+  absl::Status OpenDevice();  // before Hello
+  bool on_gpu() const { return device_->kind() == device::Kind::kCuda; }
+
   // Steps of OnAttach.
   absl::Status PassSource();
   absl::Status OpenDataset();
+  absl::Status MakeOps();
+  absl::Status JoinCollectives();
+  absl::StatusOr<v1::CollectiveIds> MeetOtherRanks();
   absl::Status BuildTrainer();
+  absl::Status CheckDeviceMemory();
+  absl::Status AwaitSource();
 
+  uint64_t DevicePeakBytes();
+  void SendTrace();  // steps that are wanted and over
   v1::DaemonMessage NextMessage();
   void Send(const v1::WorkerMessage& message);
   v1::WorkerMessage HelloMessage() const;
@@ -68,6 +83,7 @@ class Session {
   void OnDaemonMessage(const v1::DaemonMessage& message);  // control thread
   void OnStreamEnd(const absl::Status& status);            // control thread
   void Watch();                                            // watch thread
+  void WatchDevice();                                      // device thread
 
   // Reports the failure to the daemon, then ends.
   [[noreturn]] void Fail(const absl::Status& status);
@@ -85,9 +101,13 @@ class Session {
   std::optional<model::TensorSource> source_;  // rank 0
   std::optional<data::Dataset> dataset_;
   std::unique_ptr<device::Device> device_;
+  device::AcceleratorInfo gpu_;  // if it is one
   std::unique_ptr<ops::Ops> ops_;
   std::unique_ptr<collective::Collective> param_collective_;
   std::unique_ptr<collective::Collective> grad_collective_;
+  // Of GPU ranks; set before the device thread starts.
+  std::vector<std::function<absl::Status()>> collective_checks_;
+  StepTracer tracer_;
   std::unique_ptr<step::Trainer> trainer_;
   std::unique_ptr<model::OutputFolder> output_;  // rank 0
 
@@ -107,6 +127,7 @@ class Session {
 
   std::unique_ptr<ControlStream> stream_;
   std::thread watcher_;
+  std::thread device_watcher_;
 };
 
 }  // namespace slidedp::session
