@@ -29,6 +29,9 @@ struct Job {
   // job's end.
   std::unique_ptr<JobRun> run;
   StepRecords records;
+  // Largest seen; 0: not measured.
+  uint64_t host_pss_peak_bytes = 0;
+  uint64_t device_peak_bytes = 0;
   // Not in the journal yet: an update failed and is tried again.
   bool unwritten = false;
   std::vector<v1::JobEvent> unwritten_events;

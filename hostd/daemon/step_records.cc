@@ -61,7 +61,8 @@ std::string ToJsonLine(const v1::StepRecord& r) {
           .dump(-1, ' ', false, json::error_handler_t::replace),
       ",\"deliver_ns\":", r.deliver_ns(), ",\"compute_ns\":", r.compute_ns(),
       ",\"reduce_ns\":", r.reduce_ns(), ",\"drain_ns\":", r.drain_ns(),
-      ",\"stall_ns\":", r.stall_ns(), ",\"update_ns\":", r.update_ns(), "}");
+      ",\"stall_ns\":", r.stall_ns(), ",\"update_ns\":", r.update_ns(),
+      ",\"end_ns\":", r.end_ns(), "}");
 }
 
 absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
@@ -84,6 +85,7 @@ absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
     r.set_drain_ns(o.at("drain_ns").get<int64_t>());
     r.set_stall_ns(o.at("stall_ns").get<int64_t>());
     r.set_update_ns(o.at("update_ns").get<int64_t>());
+    r.set_end_ns(o.at("end_ns").get<int64_t>());
     return r;
   } catch (const json::exception& e) {
     return absl::DataLossError(absl::StrCat("step record: ", e.what()));
