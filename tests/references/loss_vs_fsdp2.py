@@ -8,6 +8,7 @@ the losses of any step differ by more than the target, or a part failed.
 import argparse
 import csv
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -115,6 +116,9 @@ class Comparison:
                                    f"{our['lr']} and {their['lr']}")
             if our["skipped"] or our["loss"] is None:
                 raise RuntimeError(f"step {our['step']} was skipped")
+            if not math.isfinite(their["loss"]):
+                raise RuntimeError(f"step {our['step']}: FSDP2's loss is "
+                                   f"{their['loss']}")
         return [our["loss"] - their["loss"]
                 for our, their in zip(ours, theirs)]
 
