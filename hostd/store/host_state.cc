@@ -4,6 +4,7 @@
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "hostd/store/bind.h"
 
 namespace slidedp::hostd {
 namespace {
@@ -18,11 +19,12 @@ constexpr shm::SegmentKind kKinds[] = {
 
 absl::StatusOr<std::unique_ptr<HostState>> HostState::Create(
     const std::string& job, const model::StateLayout& layout,
-    const policy::Plan& plan) {
+    const policy::Plan& plan, const Placement& placement) {
   auto state = std::unique_ptr<HostState>(new HostState());
   state->layout_ = layout;
   state->plan_ = plan;
   state->schedule_ = policy::MakeGradSchedule(layout, plan);
+  state->placement_ = placement;
   state->state_planes_ = policy::MakeStatePlanes(layout, plan);
   const std::vector<policy::NamedBytes> sizes =
       policy::HostSegments(layout, plan);
@@ -32,7 +34,10 @@ absl::StatusOr<std::unique_ptr<HostState>> HostState::Create(
     if (bytes == 0) continue;
     // A failure here drops `state` and with it every segment made so far.
     SDP_ASSIGN_OR_RETURN(shm::Segment segment,
-                         shm::Segment::Create(kind, bytes, job));
+                         shm::Segment::Create(kind, bytes, job,
+                                              [&](const shm::Mapping& mapping) {
+                                                state->Place(kind, mapping);
+                                              }));
     state->mappings_[static_cast<size_t>(kind)] = segment.mapping().data();
     state->segments_.push_back(std::move(segment));
   }
@@ -48,6 +53,33 @@ absl::StatusOr<std::unique_ptr<HostState>> HostState::Create(
   state->reports_ =
       shm::Reports::Initialise(state->data(shm::SegmentKind::kReports), header);
   return state;
+}
+
+void HostState::Place(shm::SegmentKind kind,
+                      const shm::Mapping& mapping) const {
+  if (placement_.node_count() <= 1) return;
+  if (kind == shm::SegmentKind::kGrads) {
+    for (const PlacedRange& range : PlaceGradients(schedule_, placement_)) {
+      BindToNode(mapping, range, placement_);
+    }
+    return;
+  }
+  std::vector<std::pair<uint64_t, uint64_t>> planes;  // offset, element bytes
+  if (kind == shm::SegmentKind::kParams) {
+    planes = {{0, 2}};
+  } else if (kind == shm::SegmentKind::kState) {
+    planes = {
+        {state_planes_.lo, 2}, {state_planes_.m, 4}, {state_planes_.v, 4}};
+    if (state_planes_.reduced != state_planes_.bytes) {
+      planes.push_back({state_planes_.reduced, 2});
+    }
+  }
+  for (const auto& [offset, element_bytes] : planes) {
+    for (const PlacedRange& range :
+         PlacePlane(layout_, placement_, offset, element_bytes)) {
+      BindToNode(mapping, range, placement_);
+    }
+  }
 }
 
 PlaneSpan HostState::planes(int unit, uint64_t begin, uint64_t count) const {

@@ -3,6 +3,7 @@
 // the planes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,6 +15,7 @@
 #include "common/model/source.h"
 #include "common/shm/segment.h"
 #include "common/shm/words.h"
+#include "hostd/store/placement.h"
 #include "policy/plan.h"
 
 namespace slidedp::hostd {
@@ -31,13 +33,16 @@ class HostState {
  public:
   // Reserves every segment of policy::HostSegments, of those sizes; all of them
   // or none. Planes are zero, versions 0.
+  // Pages go to the nodes of the placement. Without one, or with one node, the
+  // kernel chooses.
   static absl::StatusOr<std::unique_ptr<HostState>> Create(
       const std::string& job, const model::StateLayout& layout,
-      const policy::Plan& plan);
+      const policy::Plan& plan, const Placement& placement = {});
 
   const model::StateLayout& layout() const { return layout_; }
   const policy::Plan& plan() const { return plan_; }
   const policy::GradSchedule& grad_schedule() const { return schedule_; }
+  const Placement& placement() const { return placement_; }
   shm::Versions& versions() { return versions_; }
   shm::Reports& reports() { return reports_; }
   // Elements [begin, begin + count) of the unit.
@@ -50,6 +55,8 @@ class HostState {
 
  private:
   HostState() : versions_(nullptr), reports_(nullptr, 0, 0) {}
+  // Binds the mapping's ranges that have a place, before they have pages.
+  void Place(shm::SegmentKind kind, const shm::Mapping& mapping) const;
   char* data(shm::SegmentKind kind) const {
     return static_cast<char*>(mappings_[static_cast<size_t>(kind)]);
   }
@@ -57,6 +64,7 @@ class HostState {
   model::StateLayout layout_;
   policy::Plan plan_;
   policy::GradSchedule schedule_;
+  Placement placement_;
   policy::StatePlanes state_planes_;
   std::vector<shm::Segment> segments_;
   void* mappings_[7] = {};  // by SegmentKind
@@ -69,17 +77,17 @@ class HostState {
 // that the planes can't hold is an error that names tensor and element. An
 // lm_head in a tied model's files must equal the embedding. The source has
 // passed ValidateSource. Uses plan().update_threads threads; no worker may
-// have the segments yet.
-absl::Status LoadParameters(const model::TensorSource& source,
-                            HostState& state);
+// have the segments yet. Cancelled soon after `stop`, if given, becomes true.
+absl::Status LoadParameters(const model::TensorSource& source, HostState& state,
+                            const std::atomic<bool>* stop = nullptr);
 
 // Writes every trained tensor at its source's place into `files` (one per
 // source file), in the source's dtype: BF16 = the hi plane, F32 = exact, F16 =
 // nearest even, saturated (a warning names the tensor). A tied model's lm_head
 // is written where the source has one. Returns the warnings. The planes must
-// not change meanwhile.
+// not change meanwhile. `stop` as above: the files are then of no use.
 absl::StatusOr<std::vector<std::string>> WriteParameters(
     const model::TensorSource& source, const HostState& state,
-    const std::vector<int>& files);
+    const std::vector<int>& files, const std::atomic<bool>* stop = nullptr);
 
 }  // namespace slidedp::hostd

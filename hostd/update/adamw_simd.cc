@@ -1,14 +1,17 @@
-// The vector form of AdamW, compiled once for each SIMD target of the
+// The vector forms of AdamW, compiled once for each SIMD target of the
 // architecture; the best one that the CPU has is chosen at run time.
 #include <cstdint>
+#include <type_traits>
 
 #include "common/base/bf16.h"
+#include "common/base/units.h"
 #include "hostd/update/adamw.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "hostd/update/adamw_simd.cc"
 #include "hwy/foreach_target.h"
 // foreach_target.h comes first, by Highway's rule.
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -23,27 +26,107 @@ using I32 = hn::RebindToSigned<F32>;
 using U32 = hn::RebindToUnsigned<F32>;
 using I16 = hn::Rebind<int16_t, F32>;
 using U16 = hn::Rebind<uint16_t, F32>;
+using VF = hn::Vec<F32>;
 
-HWY_INLINE hn::Vec<F32> LoadGradient(const bf16* g) {
+struct Zeros {
+  Zeros operator+(size_t) const { return {}; }
+  bf16 operator[](size_t) const { return 0; }
+};
+
+HWY_INLINE VF LoadGradient(const bf16* g) {
   return hn::BitCast(
       F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), hn::LoadU(U16(), g))));
 }
-HWY_INLINE hn::Vec<F32> LoadGradient(const float* g) {
-  return hn::LoadU(F32(), g);
-}
+HWY_INLINE VF LoadGradient(const float* g) { return hn::LoadU(F32(), g); }
+HWY_INLINE VF LoadGradient(Zeros) { return hn::Zero(F32()); }
 
 // Lanes whose magnitude, as a bit pattern, is below `limit`.
-HWY_INLINE hn::Mask<I32> Below(hn::Vec<F32> x, int32_t limit) {
+HWY_INLINE hn::Mask<I32> Below(VF x, int32_t limit) {
   const I32 di;
   return hn::Lt(hn::And(hn::BitCast(di, x), hn::Set(di, 0x7fffffff)),
                 hn::Set(di, limit));
 }
 
-// One vector at each pointer; the operations of UpdateScalar in its order.
-template <typename G>
-HWY_INLINE bool UpdateVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
-                             const G* g_at, float factor,
-                             const AdamWStep& step) {
+// A vector of elements.
+struct Element {
+  VF p, m, v;
+};
+
+HWY_INLINE VF Movement(VF m, VF v, const AdamWStep& step) {
+  const F32 df;
+  const auto denominator =
+      hn::Add(hn::Div(hn::Sqrt(v), hn::Set(df, step.sqrt_bias_correction2)),
+              hn::Set(df, step.eps));
+  return hn::Mul(hn::Set(df, step.step_size), hn::Div(m, denominator));
+}
+
+// The operations of the scalar references, in their order.
+struct Update {
+  const AdamWStep& step;
+  float factor;
+
+  HWY_INLINE Element operator()(const Element& e, VF gradient) const {
+    const F32 df;
+    const auto g = hn::Mul(hn::Set(df, step.grad_scale), gradient);
+    const auto m = hn::Add(hn::Mul(hn::Set(df, step.beta1), e.m),
+                           hn::Mul(hn::Set(df, step.one_minus_beta1), g));
+    const auto v =
+        hn::Add(hn::Mul(hn::Set(df, step.beta2), e.v),
+                hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
+    const auto p =
+        hn::Sub(hn::Mul(e.p, hn::Set(df, factor)), Movement(m, v, step));
+    return {p, m, v};
+  }
+};
+
+// beta1 * m0 and beta2 * v0, before the update that left `e`.
+HWY_INLINE VF RestOfM(const Element& e, VF g, const AdamWStep& step) {
+  return hn::Sub(e.m, hn::Mul(hn::Set(F32(), step.one_minus_beta1), g));
+}
+HWY_INLINE VF RestOfV(const Element& e, VF g, const AdamWStep& step) {
+  const F32 df;
+  const auto rest =
+      hn::Sub(e.v, hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
+  // As std::max does: a NaN and a negative zero stay.
+  return hn::IfThenElse(hn::Lt(rest, hn::Zero(df)), hn::Zero(df), rest);
+}
+
+struct Correct {
+  const AdamWStep& step;
+  float c;
+
+  HWY_INLINE Element operator()(const Element& e, VF g) const {
+    const F32 df;
+    const auto clipped = hn::Mul(hn::Set(df, c), g);
+    const auto m = hn::Add(RestOfM(e, g, step),
+                           hn::Mul(hn::Set(df, step.one_minus_beta1), clipped));
+    const auto v = hn::Add(
+        RestOfV(e, g, step),
+        hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), clipped), clipped));
+    const auto p =
+        hn::Add(e.p, hn::Sub(Movement(e.m, e.v, step), Movement(m, v, step)));
+    return {p, m, v};
+  }
+};
+
+struct Undo {
+  const AdamWStep& step;
+  float factor;
+
+  HWY_INLINE Element operator()(const Element& e, VF g) const {
+    const F32 df;
+    return {
+        hn::Div(hn::Add(e.p, Movement(e.m, e.v, step)), hn::Set(df, factor)),
+        hn::Div(RestOfM(e, g, step), hn::Set(df, step.beta1)),
+        hn::Div(RestOfV(e, g, step), hn::Set(df, step.beta2))};
+  }
+};
+
+// One vector at each pointer. kStream: stores past the caches, which need
+// whole vectors of 16 bytes and their alignment.
+template <bool kStream, typename Rule, typename G>
+HWY_INLINE bool ApplyVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
+                            G g_at, const Rule& rule) {
   const F32 df;
   const I32 di;
   const U32 du;
@@ -53,97 +136,127 @@ HWY_INLINE bool UpdateVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
       hn::Add(hn::ShiftLeft<16>(
                   hn::BitCast(di, hn::PromoteTo(du, hn::LoadU(du16, hi)))),
               hn::PromoteTo(di, hn::LoadU(di16, lo)));
-  const auto old_m = hn::LoadU(df, m_at);
-  const auto old_v = hn::LoadU(df, v_at);
+  const Element old = {hn::BitCast(df, old_bits), hn::LoadU(df, m_at),
+                       hn::LoadU(df, v_at)};
+  Element e = rule(old, LoadGradient(g_at));
 
-  const auto g = hn::Mul(hn::Set(df, step.grad_scale), LoadGradient(g_at));
-  auto p = hn::Mul(hn::BitCast(df, old_bits), hn::Set(df, factor));
-  auto m = hn::Add(hn::Mul(hn::Set(df, step.beta1), old_m),
-                   hn::Mul(hn::Set(df, step.one_minus_beta1), g));
-  auto v = hn::Add(hn::Mul(hn::Set(df, step.beta2), old_v),
-                   hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
-  const auto denominator =
-      hn::Add(hn::Div(hn::Sqrt(v), hn::Set(df, step.sqrt_bias_correction2)),
-              hn::Set(df, step.eps));
-  p = hn::Sub(p, hn::Mul(hn::Set(df, step.step_size), hn::Div(m, denominator)));
-
-  auto bits = hn::BitCast(di, p);
-  const auto ok = hn::And(Below(p, 0x7f800000 - 0x8000),  // Splittable
-                          hn::And(Below(m, 0x7f800000), Below(v, 0x7f800000)));
+  auto bits = hn::BitCast(di, e.p);
+  const auto ok =
+      hn::And(Below(e.p, 0x7f800000 - 0x8000),  // Splittable
+              hn::And(Below(e.m, 0x7f800000), Below(e.v, 0x7f800000)));
   const bool all_ok = hn::AllTrue(di, ok);
   if (HWY_UNLIKELY(!all_ok)) {
     bits = hn::IfThenElse(ok, bits, old_bits);
     const auto ok_float = hn::RebindMask(df, ok);
-    m = hn::IfThenElse(ok_float, m, old_m);
-    v = hn::IfThenElse(ok_float, v, old_v);
+    e.m = hn::IfThenElse(ok_float, e.m, old.m);
+    e.v = hn::IfThenElse(ok_float, e.v, old.v);
   }
   const auto high =
       hn::ShiftRight<16>(hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
   const auto low = hn::Sub(bits, hn::BitCast(di, hn::ShiftLeft<16>(high)));
   // Both fit: high is in [0, 65535] and low in [-32768, 32767].
-  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, high)), du16, hi);
-  hn::StoreU(hn::DemoteTo(di16, low), di16, lo);
-  hn::StoreU(m, df, m_at);
-  hn::StoreU(v, df, v_at);
+  const auto new_hi = hn::DemoteTo(du16, hn::BitCast(di, high));
+  const auto new_lo = hn::DemoteTo(di16, low);
+  if constexpr (kStream) {
+    hn::Stream(new_hi, du16, hi);
+    hn::Stream(new_lo, di16, lo);
+    hn::Stream(e.m, df, m_at);
+    hn::Stream(e.v, df, v_at);
+  } else {
+    hn::StoreU(new_hi, du16, hi);
+    hn::StoreU(new_lo, di16, lo);
+    hn::StoreU(e.m, df, m_at);
+    hn::StoreU(e.v, df, v_at);
+  }
   return all_ok;
 }
 
 // Fewer elements than a vector: through buffers, so that nothing past the end
 // is touched. Spare lanes repeat the last element, so that they are refused
 // only if it is.
-template <typename G>
-HWY_NOINLINE bool UpdateTail(bf16* hi, int16_t* lo, float* m, float* v,
-                             const G* g, size_t count, float factor,
-                             const AdamWStep& step) {
+template <typename Rule, typename G>
+HWY_NOINLINE bool ApplyTail(const PlaneSpan& planes, G g, const Rule& rule) {
   bf16 hi_buffer[kMaxLanes];
   int16_t lo_buffer[kMaxLanes];
   float m_buffer[kMaxLanes], v_buffer[kMaxLanes];
-  G g_buffer[kMaxLanes];
+  using Value = std::remove_cvref_t<decltype(g[0])>;
+  Value g_buffer[kMaxLanes];
   for (size_t i = 0; i < kMaxLanes; ++i) {
-    const size_t from = i < count ? i : count - 1;
-    hi_buffer[i] = hi[from];
-    lo_buffer[i] = lo[from];
-    m_buffer[i] = m[from];
-    v_buffer[i] = v[from];
+    const size_t from = i < planes.count ? i : planes.count - 1;
+    hi_buffer[i] = planes.hi[from];
+    lo_buffer[i] = planes.lo[from];
+    m_buffer[i] = planes.m[from];
+    v_buffer[i] = planes.v[from];
     g_buffer[i] = g[from];
   }
-  const bool ok = UpdateVector(hi_buffer, lo_buffer, m_buffer, v_buffer,
-                               g_buffer, factor, step);
-  for (size_t i = 0; i < count; ++i) {
-    hi[i] = hi_buffer[i];
-    lo[i] = lo_buffer[i];
-    m[i] = m_buffer[i];
-    v[i] = v_buffer[i];
+  const Value* buffered = g_buffer;
+  const bool ok = ApplyVector<false>(hi_buffer, lo_buffer, m_buffer, v_buffer,
+                                     buffered, rule);
+  for (size_t i = 0; i < planes.count; ++i) {
+    planes.hi[i] = hi_buffer[i];
+    planes.lo[i] = lo_buffer[i];
+    planes.m[i] = m_buffer[i];
+    planes.v[i] = v_buffer[i];
   }
   return ok;
 }
 
-template <typename G>
-HWY_INLINE bool UpdateRange(const PlaneSpan& planes, const G* g, bool decay,
-                            const AdamWStep& step) {
+template <bool kStream, typename Rule, typename G>
+HWY_INLINE bool ApplyVectors(const PlaneSpan& planes, G g, const Rule& rule) {
   const size_t lanes = hn::Lanes(F32());
-  const float factor = decay ? step.decay_factor : 1.0f;
   bool ok = true;
   uint64_t i = 0;
   for (; i + lanes <= planes.count; i += lanes) {
-    ok &= UpdateVector(planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,
-                       g + i, factor, step);
+    ok &= ApplyVector<kStream>(planes.hi + i, planes.lo + i, planes.m + i,
+                               planes.v + i, g + i, rule);
   }
   if (i < planes.count) {
-    ok &= UpdateTail(planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,
-                     g + i, planes.count - i, factor, step);
+    const PlaneSpan rest = {planes.hi + i, planes.lo + i, planes.m + i,
+                            planes.v + i, planes.count - i};
+    ok &= ApplyTail(rest, g + i, rule);
   }
   return ok;
 }
 
-bool UpdateBf16(const PlaneSpan& planes, const bf16* g, bool decay,
-                const AdamWStep& step) {
-  return UpdateRange(planes, g, decay, step);
+HWY_INLINE bool CanStream(const PlaneSpan& planes) {
+  const auto aligned = [](const void* at) {
+    return reinterpret_cast<uintptr_t>(at) % kCacheLineBytes == 0;
+  };
+  return hn::Lanes(F32()) >= 8 && aligned(planes.hi) && aligned(planes.lo) &&
+         aligned(planes.m) && aligned(planes.v);
 }
 
-bool UpdateF32(const PlaneSpan& planes, const float* g, bool decay,
+template <typename Rule, typename G>
+HWY_INLINE bool Apply(const PlaneSpan& planes, G g, const Rule& rule) {
+  if (!rule.step.streaming || !CanStream(planes)) {
+    return ApplyVectors<false>(planes, g, rule);
+  }
+  const bool ok = ApplyVectors<true>(planes, g, rule);
+  hwy::FlushStream();  // before anything that announces these values
+  return ok;
+}
+
+bool UpdateBf16(const PlaneSpan& planes, const bf16* g, float factor,
+                const AdamWStep& step) {
+  return Apply(planes, g, Update{step, factor});
+}
+bool UpdateF32(const PlaneSpan& planes, const float* g, float factor,
                const AdamWStep& step) {
-  return UpdateRange(planes, g, decay, step);
+  return Apply(planes, g, Update{step, factor});
+}
+bool UpdateZero(const PlaneSpan& planes, float factor, const AdamWStep& step) {
+  return Apply(planes, Zeros(), Update{step, factor});
+}
+bool CorrectBf16(const PlaneSpan& planes, const bf16* g, const AdamWStep& step,
+                 float c) {
+  return Apply(planes, g, Correct{step, c});
+}
+bool UndoBf16(const PlaneSpan& planes, const bf16* g, float factor,
+              const AdamWStep& step) {
+  return Apply(planes, g, Undo{step, factor});
+}
+bool UndoZero(const PlaneSpan& planes, float factor, const AdamWStep& step) {
+  return Apply(planes, Zeros(), Undo{step, factor});
 }
 
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }
@@ -156,16 +269,47 @@ namespace slidedp::hostd {
 
 HWY_EXPORT(UpdateBf16);
 HWY_EXPORT(UpdateF32);
+HWY_EXPORT(UpdateZero);
+HWY_EXPORT(CorrectBf16);
+HWY_EXPORT(UndoBf16);
+HWY_EXPORT(UndoZero);
 HWY_EXPORT(TargetName);
+
+namespace {
+
+float Factor(bool decay, const AdamWStep& step) {
+  return decay ? step.decay_factor : 1.0f;
+}
+
+}  // namespace
 
 bool AdamWUpdate(const PlaneSpan& planes, const bf16* g, bool decay,
                  const AdamWStep& step) {
-  return HWY_DYNAMIC_DISPATCH(UpdateBf16)(planes, g, decay, step);
+  return HWY_DYNAMIC_DISPATCH(UpdateBf16)(planes, g, Factor(decay, step), step);
 }
 
 bool AdamWUpdate(const PlaneSpan& planes, const float* g, bool decay,
                  const AdamWStep& step) {
-  return HWY_DYNAMIC_DISPATCH(UpdateF32)(planes, g, decay, step);
+  return HWY_DYNAMIC_DISPATCH(UpdateF32)(planes, g, Factor(decay, step), step);
+}
+
+bool AdamWUpdateZero(const PlaneSpan& planes, bool decay,
+                     const AdamWStep& step) {
+  return HWY_DYNAMIC_DISPATCH(UpdateZero)(planes, Factor(decay, step), step);
+}
+
+bool AdamWCorrect(const PlaneSpan& planes, const bf16* g, const AdamWStep& step,
+                  float c) {
+  return HWY_DYNAMIC_DISPATCH(CorrectBf16)(planes, g, step, c);
+}
+
+bool AdamWUndo(const PlaneSpan& planes, const bf16* g, bool decay,
+               const AdamWStep& step) {
+  return HWY_DYNAMIC_DISPATCH(UndoBf16)(planes, g, Factor(decay, step), step);
+}
+
+bool AdamWUndoZero(const PlaneSpan& planes, bool decay, const AdamWStep& step) {
+  return HWY_DYNAMIC_DISPATCH(UndoZero)(planes, Factor(decay, step), step);
 }
 
 const char* AdamWTargetName() { return HWY_DYNAMIC_DISPATCH(TargetName)(); }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -25,8 +27,8 @@
 namespace slidedp::hostd {
 namespace {
 
-// Sleeps between polls double up to 50 us; once nothing has arrived for some 5
-// ms (a forward pass, say), to 0.5 ms, which is then a small part of the wait.
+// Sleeps between polls double up to 50 us; during a forward pass, once nothing
+// has arrived for some 5 ms, to 0.5 ms, which is then a small part of the wait.
 constexpr int64_t kFirstSleepNs = 2'000, kLongestSleepNs = 50'000;
 constexpr int64_t kLongestIdleSleepNs = 500'000;
 constexpr int kPollsUntilIdle = 100;
@@ -37,13 +39,18 @@ class Engine final : public UpdateEngine {
          OnFailure on_failure)
       : config_(config),
         layout_(state.layout()),
-        eager_(state.plan().update_mode == policy::UpdateMode::kEager),
-        work_(MakeStepWork(layout_, state.plan(), state.grad_schedule())),
-        reports_(state.reports(), state.plan().ranks),
+        mode_(state.plan().update_mode),
+        eager_(mode_ == policy::UpdateMode::kEager),
+        work_(MakeStepWork(layout_, state.plan(), state.grad_schedule(),
+                           config.slice_elements)),
+        reports_(state.reports(), state.plan().ranks,
+                 policy::ReportedRows(layout_)),
         arrivals_(state, work_, reports_),
-        workers_(std::make_unique<UpdateWorkers>(state, work_, config.threads)),
+        workers_(std::make_unique<UpdateWorkers>(state, work_, config.threads,
+                                                 config.recorder)),
         on_step_(std::move(on_step)),
-        on_failure_(std::move(on_failure)) {
+        on_failure_(std::move(on_failure)),
+        clip_history_(config.clip_history) {
     coordinator_ = std::thread([this] { Coordinate(); });
   }
   ~Engine() override { Stop(); }
@@ -52,6 +59,9 @@ class Engine final : public UpdateEngine {
   uint64_t steps_done() const override { return steps_done_; }
 
  private:
+  // What may be done with a unit's complete pieces.
+  enum class Gate { kClosed, kOpen, kAfterDecision };
+
   // A step under way.
   struct Step {
     uint64_t index = 0;
@@ -59,30 +69,48 @@ class Engine final : public UpdateEngine {
     int64_t begin_ns = 0;  // as seen here
     double lr = 0;
     std::optional<std::vector<double>> loss_sums;  // per rank
+    // The table's other rows are under way, or there are none.
+    bool rows_begun = false;
     // Per unit: of the draining ranks together; not finite if any rank's isn't.
     std::vector<double> square_norms;
+    std::vector<char> norm_reported;  // per unit
+    std::vector<Gate> gates;          // per unit
+    std::vector<int> waiting;         // complete pieces of closed units
+    // Speculation goes from the last unit to the first, whatever the order of
+    // arrival, so that bits don't depend on it.
+    bool speculating = false, speculated = false;
+    int next_unit = 0;          // whose norm comes next into the sum
+    double sum_of_squares = 0;  // of the units after it
     double grad_norm = 0, clip_coefficient = 1;
     std::string skip_reason;
   };
 
   void Coordinate();
   absl::Status RunStep(uint64_t index);
-  absl::Status RunEager();
-  absl::Status RunDeferred();
+  // Moves on what came since the last call.
+  absl::Status Advance();
+  absl::Status Decide();
   // Calls `poll` until it returns true, sleeping between calls. Cancelled if
   // the engine is to stop.
   absl::Status Await(absl::FunctionRef<absl::StatusOr<bool>()> poll);
   absl::Status AwaitPublication();
 
+  absl::Status ReadBegin();  // once the ranks have begun the step
+  absl::Status BeginRows();
   absl::Status ReadLosses();
   // Eager mode: an error if any draining rank's norm is not finite.
   absl::Status ReadSquareNorms(int unit);
+  void OpenUnits();
+  // Of the unit; nothing while it isn't known. A rank that calls its part not
+  // finite is believed, whatever the sum.
+  std::optional<double> SquareNorm(int unit) const;
+  bool LossesAreFinite() const;
+  bool Predicts() const;  // that the step will not be clipped
   // sqrt of all units' squared norms, in unit order.
   double TotalNorm() const;
-  std::string DeferredSkipReason() const;
-  void SetAdamW();
+  std::string SkipReason() const;
+  AdamWStep EarlyAdamW() const;
   void PollSoon();  // something arrived, and more may follow
-  void PushUpdates(const std::vector<int>& pieces);
   void Complete();
   // The result waits for the ranks' times, but not beyond the next step's
   // completion: `now`.
@@ -90,6 +118,7 @@ class Engine final : public UpdateEngine {
 
   const UpdateConfig config_;
   const model::StateLayout& layout_;
+  const policy::UpdateMode mode_;
   const bool eager_;
   const StepWork work_;
   const RankReports reports_;
@@ -101,6 +130,7 @@ class Engine final : public UpdateEngine {
   const OnFailure on_failure_;
   Step step_;
   uint64_t updates_applied_ = 0;
+  uint64_t clip_history_;
   std::optional<StepResult> pending_;
   int64_t sleep_ns_ = kFirstSleepNs;
   int quiet_polls_ = 0;  // since something arrived
@@ -144,9 +174,10 @@ absl::Status Engine::Await(absl::FunctionRef<absl::StatusOr<bool>()> poll) {
     SDP_ASSIGN_OR_RETURN(const bool done, poll());
     if (done) return absl::OkStatus();
     progress = workers_->Wait(sleep_ns_);
-    sleep_ns_ = std::min(2 * sleep_ns_, ++quiet_polls_ < kPollsUntilIdle
-                                            ? kLongestSleepNs
-                                            : kLongestIdleSleepNs);
+    const bool idle =
+        ++quiet_polls_ >= kPollsUntilIdle && !step_.loss_sums.has_value();
+    sleep_ns_ =
+        std::min(2 * sleep_ns_, idle ? kLongestIdleSleepNs : kLongestSleepNs);
   }
 }
 
@@ -161,8 +192,12 @@ absl::Status Engine::RunStep(uint64_t index) {
   step_ = Step();
   step_.index = index;
   step_.lr = config_.lr * policy::LrFactor(config_.schedule, index);
-  step_.square_norms.assign(layout_.units.size(), 0);
-  workers_->BeginStep(index);
+  const size_t units = layout_.units.size();
+  step_.square_norms.assign(units, 0);
+  step_.norm_reported.assign(units, 0);
+  step_.gates.assign(units, Gate::kClosed);
+  step_.next_unit = static_cast<int>(units) - 1;
+  workers_->BeginStep(index, EarlyAdamW());
   arrivals_.BeginStep(index);
   SDP_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
     SDP_ASSIGN_OR_RETURN(const std::optional<uint64_t> tokens,
@@ -171,90 +206,124 @@ absl::Status Engine::RunStep(uint64_t index) {
     step_.valid_tokens = *tokens;
     return true;
   }));
-  step_.begin_ns = MonotonicNs();
-  if (step_.valid_tokens == 0) step_.skip_reason = "no valid tokens";
-  SDP_RETURN_IF_ERROR(eager_ ? RunEager() : RunDeferred());
+  SDP_RETURN_IF_ERROR(ReadBegin());
+  const bool at_once = eager_ || step_.valid_tokens == 0;
+  SDP_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
+    SDP_RETURN_IF_ERROR(Advance());
+    if (!step_.loss_sums.has_value() || !arrivals_.all_arrived()) return false;
+    return at_once
+               ? workers_->progress().units_published == static_cast<int>(units)
+               : step_.next_unit < 0;
+  }));
+  if (!at_once) {
+    SDP_RETURN_IF_ERROR(Decide());
+  } else if (step_.valid_tokens > 0) {
+    step_.grad_norm = TotalNorm();
+  }
   Complete();
   return absl::OkStatus();
 }
 
-absl::Status Engine::RunEager() {
-  const bool skipped = !step_.skip_reason.empty();
-  if (!skipped) SetAdamW();
-  std::vector<bool> open(layout_.units.size());
-  std::vector<int> started, held;  // units and pieces that wait
-  SDP_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
-    SDP_RETURN_IF_ERROR(arrivals_.Poll());
-    SDP_RETURN_IF_ERROR(ReadLosses());
-    std::vector<int> complete = arrivals_.TakeCompletePieces();
-    if (!complete.empty()) PollSoon();
-    if (skipped) {
-      workers_->Skip(complete);
-    } else {
-      held.insert(held.end(), complete.begin(), complete.end());
-      const std::vector<int> units = arrivals_.TakeStartedUnits();
-      started.insert(started.end(), units.begin(), units.end());
-      if (step_.loss_sums.has_value()) {
-        for (int unit : std::exchange(started, {})) {
-          SDP_RETURN_IF_ERROR(ReadSquareNorms(unit));
-          open[unit] = true;
-        }
-        const auto waiting = std::stable_partition(
-            held.begin(), held.end(),
-            [&](int piece) { return !open[work_.pieces[piece].unit]; });
-        PushUpdates({waiting, held.end()});
-        held.erase(waiting, held.end());
-      }
-    }
-    return step_.loss_sums.has_value() &&
-           workers_->progress().units_published ==
-               static_cast<int>(layout_.units.size());
-  }));
-  if (!skipped) step_.grad_norm = TotalNorm();
+absl::Status Engine::ReadBegin() {
+  step_.begin_ns = MonotonicNs();
+  PollSoon();
+  if (step_.valid_tokens == 0) {
+    step_.skip_reason = "no valid tokens";
+    step_.rows_begun = true;
+    return absl::OkStatus();
+  }
+  step_.speculating = mode_ == policy::UpdateMode::kSpeculative && Predicts();
+  // Where an update can't be undone, nothing is done that may have to be.
+  if (eager_ || CanUndo(EarlyAdamW())) return absl::OkStatus();
+  step_.speculating = false;
+  step_.rows_begun = true;
   return absl::OkStatus();
 }
 
-absl::Status Engine::RunDeferred() {
-  const bool empty = !step_.skip_reason.empty();
-  SDP_RETURN_IF_ERROR(Await([&]() -> absl::StatusOr<bool> {
-    SDP_RETURN_IF_ERROR(arrivals_.Poll());
-    SDP_RETURN_IF_ERROR(ReadLosses());
-    for (int unit : arrivals_.TakeStartedUnits()) {
-      SDP_RETURN_IF_ERROR(ReadSquareNorms(unit));
-    }
-    const std::vector<int> complete = arrivals_.TakeCompletePieces();
-    if (!complete.empty()) PollSoon();
-    if (empty) {
-      workers_->Skip(complete);
-    } else {
-      std::vector<Task> sums;
-      for (int piece : complete) {
-        const int unit = work_.pieces[piece].unit;
-        if (!work_.units[unit].host_sums) continue;
-        sums.push_back({unit, TaskKind::kSum, static_cast<uint64_t>(piece)});
+absl::Status Engine::Advance() {
+  SDP_RETURN_IF_ERROR(arrivals_.Poll());
+  SDP_RETURN_IF_ERROR(BeginRows());
+  SDP_RETURN_IF_ERROR(ReadLosses());
+  for (int unit : arrivals_.TakeStartedUnits()) {
+    SDP_RETURN_IF_ERROR(ReadSquareNorms(unit));
+    step_.norm_reported[unit] = true;
+  }
+  const std::vector<int> complete = arrivals_.TakeCompletePieces();
+  if (!complete.empty()) PollSoon();
+  if (step_.valid_tokens == 0) {
+    workers_->Skip(complete);
+    return absl::OkStatus();
+  }
+  if (!eager_) {
+    std::vector<int> sums;
+    for (int piece : complete) {
+      if (work_.units[work_.pieces[piece].unit].host_sums) {
+        sums.push_back(piece);
       }
-      workers_->Push(sums);
     }
-    return arrivals_.all_arrived() && step_.loss_sums.has_value() &&
-           workers_->progress().tasks_left == 0;
-  }));
-  if (empty) return AwaitPublication();
+    workers_->Sum(sums);
+  }
+  step_.waiting.insert(step_.waiting.end(), complete.begin(), complete.end());
+  if (!step_.loss_sums.has_value()) return absl::OkStatus();
+  OpenUnits();
+  std::vector<int> open, closed;
+  for (int piece : step_.waiting) {
+    const Gate gate = step_.gates[work_.pieces[piece].unit];
+    if (gate == Gate::kAfterDecision) continue;
+    (gate == Gate::kOpen ? open : closed).push_back(piece);
+  }
+  workers_->Update(open);
+  step_.waiting = std::move(closed);
+  return absl::OkStatus();
+}
 
+// With the losses known: which units' pieces go on at once.
+void Engine::OpenUnits() {
+  if (eager_) {
+    for (size_t u = 0; u < step_.gates.size(); ++u) {
+      if (step_.norm_reported[u]) step_.gates[u] = Gate::kOpen;
+    }
+    return;
+  }
+  if (!LossesAreFinite()) step_.speculating = false;
+  for (int& unit = step_.next_unit; unit >= 0; --unit) {
+    const std::optional<double> square_norm = SquareNorm(unit);
+    if (!square_norm.has_value()) return;
+    step_.sum_of_squares += *square_norm;
+    // Past max_grad_norm, clipping is certain. Not finite: the step is skipped.
+    const double limit = config_.max_grad_norm > 0
+                             ? config_.max_grad_norm * config_.max_grad_norm
+                             : std::numeric_limits<double>::max();
+    if (!(step_.sum_of_squares <= limit)) step_.speculating = false;
+    step_.gates[unit] = step_.speculating ? Gate::kOpen : Gate::kAfterDecision;
+    step_.speculated |= step_.speculating;
+  }
+}
+
+absl::Status Engine::Decide() {
   step_.grad_norm = TotalNorm();
-  step_.skip_reason = DeferredSkipReason();
-  std::vector<int> pieces(work_.pieces.size());
-  for (size_t i = 0; i < pieces.size(); ++i) pieces[i] = static_cast<int>(i);
+  step_.skip_reason = SkipReason();
   if (!step_.skip_reason.empty()) {
-    workers_->Skip(pieces);
+    workers_->Decide(std::nullopt);
   } else {
     if (config_.max_grad_norm > 0) {
       step_.clip_coefficient = static_cast<float>(
           std::min(1.0, config_.max_grad_norm / (step_.grad_norm + 1e-6)));
     }
-    SetAdamW();
-    PushUpdates(pieces);
+    workers_->Decide(static_cast<float>(step_.clip_coefficient));
   }
   return AwaitPublication();
+}
+
+absl::Status Engine::BeginRows() {
+  if (step_.rows_begun) return absl::OkStatus();
+  SDP_ASSIGN_OR_RETURN(const bool embedded, reports_.Embedded(step_.index));
+  if (!embedded) return absl::OkStatus();
+  step_.rows_begun = true;
+  SDP_ASSIGN_OR_RETURN(std::vector<uint64_t> used,
+                       reports_.UsedRows(step_.index));
+  if (!used.empty()) workers_->UpdateOtherRows(std::move(used));
+  return absl::OkStatus();
 }
 
 absl::Status Engine::ReadLosses() {
@@ -262,14 +331,22 @@ absl::Status Engine::ReadLosses() {
   SDP_ASSIGN_OR_RETURN(step_.loss_sums, reports_.LossSums(step_.index));
   if (!step_.loss_sums.has_value()) return absl::OkStatus();
   PollSoon();
+  // In a rank's order, its reads of the embedding unit are over before.
+  SDP_RETURN_IF_ERROR(BeginRows());
+  if (!step_.rows_begun) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step report of step ", step_.index,
+        ": every rank's loss is there, but not every rank's embedded"));
+  }
   if (!eager_ || step_.valid_tokens == 0) return absl::OkStatus();
   for (size_t r = 0; r < step_.loss_sums->size(); ++r) {
     if (std::isfinite((*step_.loss_sums)[r])) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", r, ", step ", step_.index, ": the loss is not finite (",
-        (*step_.loss_sums)[r],
-        "); nothing of this step was applied; lower the learning rate, or set "
-        "max_grad_norm so that such steps are skipped"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", r, ", step ", step_.index,
+                     ": the loss is not finite (", (*step_.loss_sums)[r],
+                     "); no gradient of this step was applied; lower the "
+                     "learning rate, or set "
+                     "max_grad_norm so that such steps are skipped"));
   }
   return absl::OkStatus();
 }
@@ -287,26 +364,41 @@ absl::Status Engine::ReadSquareNorms(int unit) {
     return absl::FailedPreconditionError(absl::StrCat(
         DescribeUnit(layout_, unit), ", rank ", r, ", step ", step_.index,
         ": the gradient is not finite (squared norm ", square_norm,
-        "); nothing of this unit was applied; lower the learning rate, or set "
+        "); no gradient of this unit was applied; lower the learning rate, or "
+        "set "
         "max_grad_norm so that such steps are skipped"));
   }
   step_.square_norms[unit] = sum;
   return absl::OkStatus();
 }
 
+std::optional<double> Engine::SquareNorm(int unit) const {
+  if (!step_.norm_reported[unit]) return std::nullopt;
+  const double reported = step_.square_norms[unit];
+  return work_.units[unit].host_sums && FiniteSquareNorm(reported)
+             ? workers_->HostSquareNorm(unit)
+             : reported;
+}
+
 double Engine::TotalNorm() const {
   double sum = 0;
   for (size_t u = 0; u < layout_.units.size(); ++u) {
-    const int unit = static_cast<int>(u);
-    // A rank that calls its part not finite is believed, whatever the sum.
-    sum += work_.units[u].host_sums && FiniteSquareNorm(step_.square_norms[u])
-               ? workers_->HostSquareNorm(unit)
-               : step_.square_norms[u];
+    sum += SquareNorm(static_cast<int>(u)).value();
   }
   return std::sqrt(sum);
 }
 
-std::string Engine::DeferredSkipReason() const {
+bool Engine::LossesAreFinite() const {
+  return std::all_of(step_.loss_sums->begin(), step_.loss_sums->end(),
+                     [](double sum) { return std::isfinite(sum); });
+}
+
+bool Engine::Predicts() const {
+  const uint64_t last = clip_history_ & ((uint64_t{1} << kPredictorSteps) - 1);
+  return std::popcount(last) < config_.clipped_to_defer;
+}
+
+std::string Engine::SkipReason() const {
   for (size_t r = 0; r < step_.loss_sums->size(); ++r) {
     if (!std::isfinite((*step_.loss_sums)[r])) {
       return absl::StrCat("the loss of rank ", r, " is not finite");
@@ -315,9 +407,7 @@ std::string Engine::DeferredSkipReason() const {
   if (std::isfinite(step_.grad_norm)) return "";
   for (size_t u = 0; u < layout_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
-    if (!FiniteSquareNorm(step_.square_norms[u]) ||
-        (work_.units[u].host_sums &&
-         !FiniteSquareNorm(workers_->HostSquareNorm(unit)))) {
+    if (!FiniteSquareNorm(SquareNorm(unit).value())) {
       return absl::StrCat("the gradient of ", DescribeUnit(layout_, unit),
                           " is not finite");
     }
@@ -330,26 +420,22 @@ void Engine::PollSoon() {
   quiet_polls_ = 0;
 }
 
-void Engine::SetAdamW() {
-  workers_->SetAdamW(MakeAdamWStep(
-      step_.lr, config_.beta1, config_.beta2, config_.eps, config_.weight_decay,
-      updates_applied_ + 1, step_.clip_coefficient));
-}
-
-void Engine::PushUpdates(const std::vector<int>& pieces) {
-  std::vector<Task> tasks;
-  tasks.reserve(pieces.size());
-  for (int piece : pieces) {
-    tasks.push_back({work_.pieces[piece].unit, TaskKind::kUpdate,
-                     static_cast<uint64_t>(piece)});
-  }
-  workers_->Push(tasks);
+AdamWStep Engine::EarlyAdamW() const {
+  AdamWStep step =
+      MakeAdamWStep(step_.lr, config_.beta1, config_.beta2, config_.eps,
+                    config_.weight_decay, updates_applied_ + 1, 1);
+  step.streaming = config_.threads >= kStreamingThreads;
+  return step;
 }
 
 void Engine::Complete() {
   EmitPending(true);
   const bool skipped = !step_.skip_reason.empty();
   updates_applied_ += !skipped;
+  if (!eager_ && step_.valid_tokens > 0) {
+    clip_history_ =
+        clip_history_ << 1 | (skipped || step_.clip_coefficient < 1);
+  }
   const Progress progress = workers_->progress();
   double loss = 0;
   for (double sum : *step_.loss_sums) loss += sum;
@@ -362,6 +448,8 @@ void Engine::Complete() {
   result.clip_coefficient = step_.clip_coefficient;
   result.lr = step_.lr;
   result.valid_tokens = step_.valid_tokens;
+  result.speculated = step_.speculated;
+  result.clip_history = clip_history_;
   result.skipped = skipped;
   result.skip_reason = step_.skip_reason;
   result.begin_ns = step_.begin_ns;

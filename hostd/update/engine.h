@@ -1,6 +1,6 @@
-// Applies the ranks' gradients to a job's planes, chunk by chunk, in `eager` or
-// `deferred` mode, and publishes versions (architecture section 5). One per
-// running job. Reads `grads` and `reports`, writes the planes and `versions`.
+// Applies the ranks' gradients to a job's planes, chunk by chunk, in the mode
+// of its plan, and publishes versions (architecture section 5). One per running
+// job. Reads `grads` and `reports`, writes the planes and `versions`.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,30 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/trace/trace.h"
 #include "hostd/store/host_state.h"
+#include "hostd/update/step_work.h"
 #include "policy/lr_schedule.h"
 
 namespace slidedp::hostd {
 
+inline constexpr int kPredictorSteps = 8;
+
 struct UpdateConfig {
   double lr, beta1, beta2, eps, weight_decay;
   policy::LrSchedule schedule;  // total_steps: the job's steps
-  double max_grad_norm = 0;     // deferred only; 0: no clipping
+  double max_grad_norm = 0;     // not eager; 0: no clipping
   int threads = 1;
+  // Speculative mode: which of the last steps were clipped or skipped, bit 0
+  // the latest (StepResult::clip_history): a job that goes on must go on with
+  // it, as it decides how the next steps are applied, and so their rounding.
+  uint64_t clip_history = 0;
+  // As many of the last kPredictorSteps, or more, make the next step deferred.
+  int clipped_to_defer = 4;
+  uint64_t slice_elements = kSliceElements;  // see step_work.h
+  // Gets a span for each task of the workers (a piece's sum, update...), before
+  // what it did is published. Borrowed; may be null.
+  trace::Recorder* recorder = nullptr;
 };
 
 // One finished step (all units at version step + 1).
@@ -30,6 +44,8 @@ struct StepResult {
   double grad_norm;
   double clip_coefficient, lr;
   uint64_t valid_tokens;
+  bool speculated;        // units were updated before c was known
+  uint64_t clip_history;  // UpdateConfig's, after this step
   bool skipped;
   std::string skip_reason;
   int64_t begin_ns, end_ns;  // first rank's begin, last publication

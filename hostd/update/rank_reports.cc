@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -46,6 +47,38 @@ absl::StatusOr<std::optional<uint64_t>> RankReports::ValidTokens(
     tokens = value;
   }
   return tokens;
+}
+
+absl::StatusOr<std::vector<uint64_t>> RankReports::UsedRows(
+    uint64_t step) const {
+  std::vector<uint64_t> used(shm::RowWords(rows_));
+  if (used.empty()) return used;
+  const uint64_t last_bits =
+      rows_ % 64 == 0 ? ~uint64_t{0} : (uint64_t{1} << (rows_ % 64)) - 1;
+  for (int r = 0; r < ranks_; ++r) {
+    uint64_t* words = reports_.used_rows(r, step);
+    uint64_t word = 0;
+    for (size_t w = 0; w < used.size(); ++w) {
+      word = CopyOnce(words[w]);
+      used[w] |= word;
+    }
+    if ((word & ~last_bits) == 0) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", r, ": step report of step ", step, ": used_rows names row ",
+        64 * (used.size() - 1) + std::countr_zero(word & ~last_bits), " of ",
+        rows_));
+  }
+  return used;
+}
+
+absl::StatusOr<bool> RankReports::Embedded(uint64_t step) const {
+  for (int r = 0; r < ranks_; ++r) {
+    SDP_ASSIGN_OR_RETURN(
+        const bool done,
+        Announced(reports_.step(r, step).embedded, step, r, "embedded"));
+    if (!done) return false;
+  }
+  return true;
 }
 
 absl::StatusOr<std::optional<std::vector<double>>> RankReports::LossSums(

@@ -27,12 +27,19 @@ struct StepTimes {
 
 class RankReports {
  public:
-  RankReports(const shm::Reports& reports, int ranks)
-      : reports_(reports), ranks_(ranks) {}
+  // `rows`: policy::ReportedRows.
+  RankReports(const shm::Reports& reports, int ranks, uint64_t rows)
+      : reports_(reports), ranks_(ranks), rows_(rows) {}
 
   // Tokens that count in the step's loss; nothing until all ranks have begun
   // the step. An error if the ranks disagree.
   absl::StatusOr<std::optional<uint64_t>> ValidTokens(uint64_t step) const;
+  // Rows of the table that any rank's batch uses, as shm::Reports::used_rows
+  // has them, after ValidTokens() of the step. An error if a rank names a row
+  // that isn't there. Empty without rows.
+  absl::StatusOr<std::vector<uint64_t>> UsedRows(uint64_t step) const;
+  // Whether all ranks have read the embedding unit in this step.
+  absl::StatusOr<bool> Embedded(uint64_t step) const;
   // Loss sums of all ranks; nothing until all are there.
   absl::StatusOr<std::optional<std::vector<double>>> LossSums(
       uint64_t step) const;
@@ -49,6 +56,7 @@ class RankReports {
 
   const shm::Reports reports_;
   const int ranks_;
+  const uint64_t rows_;
 };
 
 }  // namespace slidedp::hostd

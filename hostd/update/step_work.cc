@@ -5,12 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/units.h"
 
 namespace slidedp::hostd {
 
 StepWork MakeStepWork(const model::StateLayout& layout,
                       const policy::Plan& plan,
-                      const policy::GradSchedule& schedule) {
+                      const policy::GradSchedule& schedule,
+                      uint64_t slice_elements) {
   // By unit and begin; ranks are visited in order, so chunks lie in rank order.
   std::map<std::pair<int, uint64_t>, Piece> ordered;
   for (int r = 0; r < plan.ranks; ++r) {
@@ -27,7 +29,8 @@ StepWork MakeStepWork(const model::StateLayout& layout,
     }
   }
 
-  StepWork work;
+  StepWork work = {};
+  work.slice_elements = slice_elements;
   work.units.resize(layout.units.size());
   work.piece_of.resize(plan.ranks);
   for (int r = 0; r < plan.ranks; ++r) {
@@ -36,7 +39,14 @@ StepWork MakeStepWork(const model::StateLayout& layout,
   for (auto& [key, piece] : ordered) {
     const int index = static_cast<int>(work.pieces.size());
     UnitWork& unit = work.units[piece.unit];
-    if (unit.pieces++ == 0) unit.first_piece = index;
+    if (unit.pieces++ == 0) {
+      unit.first_piece = index;
+      unit.first_slice = work.slices;
+    }
+    piece.first_slice = work.slices;
+    piece.slices = CeilDiv(piece.count, slice_elements);
+    work.slices += piece.slices;
+    unit.slices += piece.slices;
     for (const ChunkRef& chunk : piece.chunks) {
       work.piece_of[chunk.rank][chunk.index] = index;
     }

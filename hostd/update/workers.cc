@@ -2,94 +2,224 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
+#include <numeric>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
-#include "common/base/units.h"
 #include "hostd/update/gradients.h"
 
 namespace slidedp::hostd {
+namespace {
+
+const char* SpanName(TaskKind kind) {
+  switch (kind) {
+    case TaskKind::kSum:
+      return "sum";
+    case TaskKind::kNorm:
+      return "norm";
+    case TaskKind::kRows:
+      return "unused rows";
+    case TaskKind::kUpdate:
+      return "update";
+    case TaskKind::kFinal:
+      return "final update";
+    case TaskKind::kUndoRows:
+      return "undo rows";
+  }
+  SDP_CHECK(false, "task kind");
+}
+
+}  // namespace
 
 UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
-                             int threads)
+                             int threads, trace::Recorder* recorder)
     : state_(state),
       work_(work),
-      deferred_(state.plan().update_mode == policy::UpdateMode::kDeferred),
-      square_norms_(work.units.size()),
-      pieces_left_(work.units.size()),
+      eager_(state.plan().update_mode == policy::UpdateMode::kEager),
+      slices_(state, work),
+      all_pieces_(work.pieces.size()),
+      piece_slices_left_(work.pieces.size()),
+      row_slices_left_(work.pieces.size()),
+      piece_begin_ns_(work.pieces.size()),
+      row_begin_ns_(work.pieces.size()),
+      recorder_(recorder),
+      left_(work.units.size()),
       sums_left_(work.units.size()),
+      norms_left_(work.units.size()),
+      updated_(work.pieces.size()),
+      rows_updated_(work.pieces.size()),
       consumed_(work.piece_of.size()),
-      prefix_(work.piece_of.size()),
-      busy_ns_(threads) {
-  for (size_t u = 0; u < work.units.size(); ++u) {
-    if (!work.units[u].host_sums) continue;
-    SDP_CHECK(!deferred_ || state.reduced(static_cast<int>(u), 0) != nullptr,
-              "no plane for the sums of the ranks' gradients");
-    square_norms_[u].resize(
-        deferred_ ? CeilDiv(state.layout().units[u].count, kNormBlockElements)
-                  : work.units[u].pieces);
+      prefix_(work.piece_of.size()) {
+  std::iota(all_pieces_.begin(), all_pieces_.end(), 0);
+  const UnitWork& embedding = work.units[state.layout().embedding_unit()];
+  for (int i = 0; i < embedding.pieces; ++i) {
+    embedding_pieces_.push_back(embedding.first_piece + i);
   }
-  for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([this, i] { Run(i); });
-  }
+  // One per node may be more than `threads`.
+  busy_ = std::vector<Busy>(std::max(threads, state.placement().node_count()));
+  pools_ = std::make_unique<NodePools>(
+      state.placement(), threads,
+      [this](const Task& task, uint64_t slice, int thread) {
+        RunSlice(task, slice, thread);
+      });
 }
 
-UpdateWorkers::~UpdateWorkers() {
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  work_ready_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
-}
-
-void UpdateWorkers::BeginStep(uint64_t step) {
+void UpdateWorkers::BeginStep(uint64_t step, const AdamWStep& early) {
   std::lock_guard lock(mutex_);
-  SDP_CHECK(queue_.empty() && running_ == 0, "a step overlaps the one before");
   step_ = step;
+  held_ = !eager_;
+  slices_.BeginStep(step, early);
   progress_ = Progress();
   for (size_t u = 0; u < work_.units.size(); ++u) {
-    pieces_left_[u] = sums_left_[u] = work_.units[u].pieces;
+    left_[u] = sums_left_[u] = work_.units[u].pieces;
+    norms_left_[u] = slices_.norm_blocks(static_cast<int>(u));
   }
+  std::fill(updated_.begin(), updated_.end(), 0);
+  std::fill(rows_updated_.begin(), rows_updated_.end(), 0);
   for (size_t r = 0; r < consumed_.size(); ++r) {
-    consumed_[r].assign(work_.chunks(static_cast<int>(r)), false);
+    consumed_[r].assign(work_.chunks(static_cast<int>(r)), 0);
   }
-  std::fill(busy_ns_.begin(), busy_ns_.end(), 0);
+  for (Busy& busy : busy_) busy.ns.store(0, std::memory_order_relaxed);
 }
 
-void UpdateWorkers::SetAdamW(const AdamWStep& adamw) {
-  std::lock_guard lock(mutex_);
-  SDP_CHECK(queue_.empty() && running_ == 0, "constants change under a task");
-  adamw_ = adamw;
-}
-
-void UpdateWorkers::Push(std::span<const Task> tasks) {
-  if (tasks.empty()) return;
+void UpdateWorkers::UpdateOtherRows(std::vector<uint64_t> used_rows) {
+  slices_.SetUsedRows(std::move(used_rows));
   {
     std::lock_guard lock(mutex_);
-    if (halted_ || !progress_.failure.ok()) return;
-    for (const Task& task : tasks) queue_.push(task);
+    left_[state_.layout().embedding_unit()] += embedding_pieces_.size();
   }
-  work_ready_.notify_all();
+  PushPieces(TaskKind::kRows, embedding_pieces_);
+}
+
+void UpdateWorkers::Sum(std::span<const int> pieces) {
+  PushPieces(TaskKind::kSum, pieces);
+}
+
+void UpdateWorkers::Update(std::span<const int> pieces) {
+  for (int piece : pieces) slices_.MarkEarly(piece);
+  PushPieces(TaskKind::kUpdate, pieces);
+}
+
+void UpdateWorkers::PushPieces(TaskKind kind, std::span<const int> pieces) {
+  for (int index : pieces) {
+    const Piece& piece = work_.pieces[index];
+    PushPiece({piece.unit, kind, static_cast<uint64_t>(index)}, piece);
+  }
+}
+
+void UpdateWorkers::PushPiece(const Task& task, const Piece& piece) {
+  slices_left(task).store(piece.slices, std::memory_order_relaxed);
+  begin_ns(task).store(0, std::memory_order_relaxed);
+  const Placement& placement = state_.placement();
+  const auto node_of = [&](uint64_t slice) {
+    return placement.NodeOf(piece.unit,
+                            piece.begin + slice * work_.slice_elements);
+  };
+  for (uint64_t first = 0; first < piece.slices;) {
+    const int node = node_of(first);
+    uint64_t end = first + 1;
+    while (end < piece.slices && node_of(end) == node) ++end;
+    pools_->Push(node, task, first, end);
+    first = end;
+  }
+}
+
+std::atomic<uint64_t>& UpdateWorkers::slices_left(const Task& task) {
+  const bool rows =
+      task.kind == TaskKind::kRows || task.kind == TaskKind::kUndoRows;
+  return (rows ? row_slices_left_ : piece_slices_left_)[task.index];
+}
+
+std::atomic<int64_t>& UpdateWorkers::begin_ns(const Task& task) {
+  const bool rows =
+      task.kind == TaskKind::kRows || task.kind == TaskKind::kUndoRows;
+  return (rows ? row_begin_ns_ : piece_begin_ns_)[task.index];
+}
+
+void UpdateWorkers::NoteBegin(const Task& task, int64_t now_ns) {
+  if (task.kind == TaskKind::kNorm) return;  // one slice
+  std::atomic<int64_t>& begin = begin_ns(task);
+  int64_t none = 0;
+  if (begin.load(std::memory_order_relaxed) == 0) {
+    begin.compare_exchange_strong(none, now_ns, std::memory_order_relaxed);
+  }
+}
+
+void UpdateWorkers::Record(const Task& task, int64_t slice_begin_ns) {
+  const bool norm = task.kind == TaskKind::kNorm;
+  recorder_->Add(
+      {trace::Lane::kUpdate, SpanName(task.kind), task.unit,
+       static_cast<int32_t>(
+           norm ? task.index
+                : task.index - work_.units[task.unit].first_piece),
+       step_,
+       norm ? slice_begin_ns : begin_ns(task).load(std::memory_order_relaxed),
+       MonotonicNs()});
 }
 
 void UpdateWorkers::Skip(std::span<const int> pieces) {
   std::lock_guard lock(mutex_);
   if (halted_) return;
-  for (int index : pieces) {
-    const Piece& piece = work_.pieces[index];
-    Consume(piece);
-    CountDone(piece.unit);
+  for (int piece : pieces) {
+    Consume(work_.pieces[piece]);
+    CountDone(work_.pieces[piece].unit);
   }
+}
+
+void UpdateWorkers::Decide(std::optional<float> clip_coefficient) {
+  std::vector<int> early, late;
+  for (int piece : all_pieces_) {
+    (slices_.early(piece) ? early : late).push_back(piece);
+  }
+  slices_.Decide(clip_coefficient);
+  if (early.empty() ? clip_coefficient.has_value() : clip_coefficient == 1.0f) {
+    // What was updated stands, and what is queued goes on.
+    {
+      std::lock_guard lock(mutex_);
+      held_ = false;
+      if (!progress_.failure.ok()) return;
+      for (int piece : all_pieces_) {
+        if (rows_updated_[piece]) CountDone(work_.pieces[piece].unit);
+        if (updated_[piece]) FinishPiece(piece);
+      }
+    }
+    return PushPieces(TaskKind::kFinal, late);
+  }
+  // Slices know what was done to them; so tasks may be cut short.
+  pools_->Drain();
+  std::vector<int> rows_left;
+  {
+    std::lock_guard lock(mutex_);
+    held_ = false;
+    if (!progress_.failure.ok()) return;
+    if (slices_.rows_apart()) {
+      for (int piece : embedding_pieces_) {
+        if (clip_coefficient.has_value() && rows_updated_[piece]) {
+          CountDone(work_.pieces[piece].unit);
+        } else {
+          rows_left.push_back(piece);
+        }
+      }
+    }
+    if (!clip_coefficient.has_value()) {
+      for (int piece : late) FinishPiece(piece);
+    }
+  }
+  PushPieces(
+      clip_coefficient.has_value() ? TaskKind::kRows : TaskKind::kUndoRows,
+      rows_left);
+  PushPieces(TaskKind::kFinal, early);
+  if (clip_coefficient.has_value()) PushPieces(TaskKind::kFinal, late);
 }
 
 Progress UpdateWorkers::progress() const {
   std::lock_guard lock(mutex_);
   Progress now = progress_;
-  now.tasks_left = queue_.size() + running_;
-  now.busiest_ns = *std::max_element(busy_ns_.begin(), busy_ns_.end());
+  for (const Busy& busy : busy_) {
+    now.busiest_ns =
+        std::max(now.busiest_ns, busy.ns.load(std::memory_order_relaxed));
+  }
   return now;
 }
 
@@ -113,168 +243,110 @@ void UpdateWorkers::Wake() {
 }
 
 void UpdateWorkers::Halt() {
-  std::unique_lock lock(mutex_);
-  halted_ = true;
-  queue_ = {};
-  changed_.wait(lock, [&] { return running_ == 0; });
+  {
+    std::lock_guard lock(mutex_);
+    halted_ = true;
+  }
+  pools_->Close();
+  pools_->Drain();
 }
 
-double UpdateWorkers::HostSquareNorm(int unit) const {
+std::optional<double> UpdateWorkers::HostSquareNorm(int unit) const {
   std::lock_guard lock(mutex_);
-  double sum = 0;
-  for (double part : square_norms_[unit]) sum += part;
-  return sum;
+  if (eager_ ? left_[unit] > 0 : norms_left_[unit] > 0) return std::nullopt;
+  return slices_.HostSquareNorm(unit);
 }
 
-void UpdateWorkers::Run(int thread) {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    work_ready_.wait(lock, [&] { return ending_ || !queue_.empty(); });
-    if (ending_) return;
-    const Task task = queue_.top();
-    queue_.pop();
-    ++running_;
-    lock.unlock();
-    const int64_t begin_ns = MonotonicNs();
-    absl::Status status = Execute(task);
-    const int64_t busy_ns = MonotonicNs() - begin_ns;
-    lock.lock();
-    busy_ns_[thread] += busy_ns;
-    --running_;
-    if (status.ok()) {
-      Finish(task);
-    } else if (progress_.failure.ok()) {
-      progress_.failure = std::move(status);
-      queue_ = {};
-    }
-    ++changes_;
-    changed_.notify_all();
+void UpdateWorkers::RunSlice(const Task& task, uint64_t slice, int thread) {
+  const int64_t now_ns = MonotonicNs();
+  if (recorder_ != nullptr) NoteBegin(task, now_ns);
+  absl::Status status = Execute(task, slice);
+  busy_[thread].ns.fetch_add(MonotonicNs() - now_ns, std::memory_order_relaxed);
+  if (!status.ok()) {
+    std::lock_guard lock(mutex_);
+    return Fail(std::move(status));
   }
+  // All slices' writes are seen by whoever finishes the task.
+  if (task.kind != TaskKind::kNorm &&
+      slices_left(task).fetch_sub(1, std::memory_order_acq_rel) > 1) {
+    return;
+  }
+  if (recorder_ != nullptr) Record(task, now_ns);
+  std::lock_guard lock(mutex_);
+  Finish(task);
 }
 
-absl::Status UpdateWorkers::Execute(const Task& task) {
+absl::Status UpdateWorkers::Execute(const Task& task, uint64_t slice) {
+  if (task.kind == TaskKind::kNorm) {
+    slices_.Norm(task.unit, task.index);
+    return absl::OkStatus();
+  }
+  const Piece& piece = work_.pieces[task.index];
   switch (task.kind) {
-    case TaskKind::kUpdate: {
-      const Piece& piece = work_.pieces[task.index];
-      const UnitWork& unit = work_.units[piece.unit];
-      double* square_norm =
-          unit.host_sums && !deferred_
-              ? &square_norms_[piece.unit][task.index - unit.first_piece]
-              : nullptr;
-      return Update(piece, square_norm);
-    }
     case TaskKind::kSum:
-      Sum(work_.pieces[task.index]);
+      slices_.Sum(piece, slice);
+      return absl::OkStatus();
+    case TaskKind::kUpdate:
+      return slices_.Early(piece, slice);
+    case TaskKind::kFinal:
+      return slices_.Final(piece, slice);
+    case TaskKind::kRows:
+      return slices_.Rows(piece, slice);
+    case TaskKind::kUndoRows:
+      return slices_.UndoRows(piece, slice);
+    case TaskKind::kNorm:
       break;
-    case TaskKind::kNorm: {
-      const uint64_t begin = task.index * kNormBlockElements;
-      const uint64_t count = std::min(
-          kNormBlockElements, state_.layout().units[task.unit].count - begin);
-      square_norms_[task.unit][task.index] =
-          SquareNorm(state_.reduced(task.unit, begin), count);
-      break;
-    }
   }
-  return absl::OkStatus();
+  SDP_CHECK(false, "task kind");
 }
 
-std::vector<const bf16*> UpdateWorkers::ChunksOf(const Piece& piece) const {
-  std::vector<const bf16*> sources;
-  for (const ChunkRef& chunk : piece.chunks) {
-    sources.push_back(state_.grad_chunk(
-        chunk.rank, step_ * work_.chunks(chunk.rank) + chunk.index));
-  }
-  return sources;
-}
-
-absl::Status UpdateWorkers::Update(const Piece& piece, double* square_norm) {
-  std::vector<const bf16*> sources;
-  if (FromReduced(piece)) {
-    sources.push_back(state_.reduced(piece.unit, piece.begin));
-  } else {
-    sources = ChunksOf(piece);
-  }
-  if (square_norm != nullptr) *square_norm = 0;
-  for (const model::Tensor& tensor :
-       state_.layout().units[piece.unit].tensors) {
-    const uint64_t begin = std::max(piece.begin, tensor.offset);
-    const uint64_t end =
-        std::min(piece.begin + piece.count, tensor.offset + tensor.count);
-    if (begin >= end) continue;
-    absl::Status status =
-        UpdateSegment(piece, tensor, begin, end, sources, square_norm);
-    if (!status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status UpdateWorkers::UpdateSegment(const Piece& piece,
-                                          const model::Tensor& tensor,
-                                          uint64_t begin, uint64_t end,
-                                          std::span<const bf16* const> sources,
-                                          double* square_norm) {
-  bool finite = true;
-  if (sources.size() == 1) {
-    finite =
-        AdamWUpdate(state_.planes(piece.unit, begin, end - begin),
-                    sources[0] + (begin - piece.begin), tensor.decay, adamw_);
-  } else {
-    float sum[kSumElements];
-    for (uint64_t at = begin; at < end && finite; at += kSumElements) {
-      const uint64_t count = std::min(kSumElements, end - at);
-      SumGradients(sources, at - piece.begin, count, sum);
-      *square_norm += SquareNorm(sum, count);
-      finite = AdamWUpdate(state_.planes(piece.unit, at, count), sum,
-                           tensor.decay, adamw_);
-    }
-  }
-  if (finite) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(DescribeUnit(state_.layout(), piece.unit), ", step ", step_,
-                   ": ", tensor.name,
-                   ": the update left the finite range; lower the learning "
-                   "rate or start from the last checkpoint"));
-}
-
-void UpdateWorkers::Sum(const Piece& piece) {
-  const std::vector<const bf16*> sources = ChunksOf(piece);
-  bf16* reduced = state_.reduced(piece.unit, piece.begin);
-  float sum[kSumElements];
-  for (uint64_t at = 0; at < piece.count; at += kSumElements) {
-    const uint64_t count = std::min(kSumElements, piece.count - at);
-    SumGradients(sources, at, count, sum);
-    for (uint64_t i = 0; i < count; ++i) {
-      reduced[at + i] = FloatToBf16Even(sum[i]);
-    }
-  }
+void UpdateWorkers::Fail(absl::Status status) {
+  if (!progress_.failure.ok()) return;
+  progress_.failure = std::move(status);
+  pools_->Close();
+  Change();
 }
 
 void UpdateWorkers::Finish(const Task& task) {
   if (!progress_.failure.ok()) return;
   switch (task.kind) {
-    case TaskKind::kUpdate: {
-      const Piece& piece = work_.pieces[task.index];
-      if (!FromReduced(piece)) Consume(piece);
-      CountDone(piece.unit);
-      break;
-    }
     case TaskKind::kSum:
       Consume(work_.pieces[task.index]);
-      if (--sums_left_[task.unit] == 0 && !halted_) {
-        for (uint64_t b = 0; b < square_norms_[task.unit].size(); ++b) {
-          queue_.push({task.unit, TaskKind::kNorm, b});
-        }
-        work_ready_.notify_all();
+      if (--sums_left_[task.unit] > 0 || halted_) return;
+      for (uint64_t b = 0; b < slices_.norm_blocks(task.unit); ++b) {
+        pools_->Push(
+            state_.placement().NodeOf(task.unit, b * kNormBlockElements),
+            {task.unit, TaskKind::kNorm, b}, 0, 1);
       }
-      break;
+      return;
     case TaskKind::kNorm:
-      break;
+      if (--norms_left_[task.unit] > 0) return;
+      ++progress_.units_summed;
+      return Change();
+    case TaskKind::kUpdate:
+      if (!held_) return FinishPiece(static_cast<int>(task.index));
+      updated_[task.index] = true;
+      return;
+    case TaskKind::kRows:
+      if (!held_) return CountDone(task.unit);
+      rows_updated_[task.index] = true;
+      return;
+    case TaskKind::kUndoRows:
+      return CountDone(task.unit);
+    case TaskKind::kFinal:
+      return FinishPiece(static_cast<int>(task.index));
   }
+}
+
+void UpdateWorkers::FinishPiece(int index) {
+  const Piece& piece = work_.pieces[index];
+  if (!slices_.FromReduced(piece.unit)) Consume(piece);
+  CountDone(piece.unit);
 }
 
 void UpdateWorkers::Consume(const Piece& piece) {
   for (const ChunkRef& chunk : piece.chunks) {
-    std::vector<bool>& consumed = consumed_[chunk.rank];
+    std::vector<char>& consumed = consumed_[chunk.rank];
     consumed[chunk.index] = true;
     const uint64_t step_begin = step_ * consumed.size();
     uint64_t& prefix = prefix_[chunk.rank];
@@ -293,13 +365,19 @@ void UpdateWorkers::Consume(const Piece& piece) {
 }
 
 void UpdateWorkers::CountDone(int unit) {
-  if (--pieces_left_[unit] > 0) return;
+  if (--left_[unit] > 0) return;
   ++progress_.units_published;
   progress_.published_ns = MonotonicNs();
   // Release: the other threads' writes to the planes came before, through
-  // mutex_.
+  // mutex_ and the counts of slices.
   state_.versions().param_version(unit).store(step_ + 1,
                                               std::memory_order_release);
+  Change();
+}
+
+void UpdateWorkers::Change() {
+  ++changes_;
+  changed_.notify_all();
 }
 
 }  // namespace slidedp::hostd

@@ -1,47 +1,31 @@
-// The threads that write the planes, and the words that follow from what they
-// finish: grad_free when chunks are consumed, param_version when a unit is
-// done. Which task may run is the coordinator's decision (engine.cc).
+// The tasks of a step, and the words that follow from what is finished:
+// grad_free when chunks are consumed, param_version when a unit is done. Which
+// task may run is the coordinator's decision (engine.cc).
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
-#include <queue>
+#include <optional>
 #include <span>
-#include <thread>
-#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/trace/trace.h"
 #include "hostd/store/host_state.h"
-#include "hostd/update/adamw.h"
+#include "hostd/update/node_pools.h"
+#include "hostd/update/slice_updates.h"
 #include "hostd/update/step_work.h"
 
 namespace slidedp::hostd {
-
-enum class TaskKind {
-  kUpdate,  // AdamW on a piece
-  kSum,     // a piece's chunks into the `reduced` plane
-  kNorm,    // one block of a reduced unit
-};
-
-// Lowest unit first: it is needed first by the next forward.
-struct Task {
-  int unit;
-  TaskKind kind;
-  uint64_t index;  // piece; kNorm: block
-
-  bool operator>(const Task& other) const {
-    return std::tie(unit, kind, index) >
-           std::tie(other.unit, other.kind, other.index);
-  }
-};
 
 // What the coordinator sees of a step.
 struct Progress {
   absl::Status failure;  // of a task; nothing is published after one
   int units_published = 0;
-  uint64_t tasks_left = 0;   // queued or running
+  int units_summed = 0;      // host-summed units whose norm is known
   int64_t published_ns = 0;  // last publication
   int64_t busiest_ns = 0;    // work of the busiest thread
 };
@@ -49,80 +33,98 @@ struct Progress {
 class UpdateWorkers {
  public:
   // Both are borrowed. Starts the threads.
-  UpdateWorkers(HostState& state, const StepWork& work, int threads);
-  ~UpdateWorkers();
-  UpdateWorkers(const UpdateWorkers&) = delete;
-  UpdateWorkers& operator=(const UpdateWorkers&) = delete;
+  // `recorder` (UpdateConfig) may be null.
+  UpdateWorkers(HostState& state, const StepWork& work, int threads,
+                trace::Recorder* recorder = nullptr);
+  // All calls but Wake() are the coordinator's, from one thread.
 
-  // The calls below are the coordinator's, from one thread.
-
-  // All tasks of the step before are done.
-  void BeginStep(uint64_t step);
-  // For the kUpdate tasks pushed afterwards.
-  void SetAdamW(const AdamWStep& adamw);
-  void Push(std::span<const Task> tasks);
+  // All units of the step before are published. `early`: its constants with
+  // c = 1. Unless the mode is eager, nothing is consumed or published before
+  // Decide().
+  void BeginStep(uint64_t step, const AdamWStep& early);
+  // No rank reads the embedding unit any more in this step, and only these
+  // rows of its table will have gradients: begins to update the others. At
+  // most once, before any piece of that unit is pushed.
+  void UpdateOtherRows(std::vector<uint64_t> used_rows);
+  // Host-summed units: complete pieces.
+  void Sum(std::span<const int> pieces);
+  // Updates complete pieces with c = 1.
+  void Update(std::span<const int> pieces);
   // Consumes the pieces' chunks and counts the pieces as done, in this order,
   // without touching the planes.
   void Skip(std::span<const int> pieces);
+  // Not in eager mode, when all chunks are there and summed: finishes the step
+  // with this clip coefficient. Nothing: the planes go back to what they were
+  // (to rounding, where something was updated), and the step is skipped.
+  void Decide(std::optional<float> clip_coefficient);
+
   Progress progress() const;
-  // Until a task finishes or Wake() is called, at most `ns`.
+  // Until something of Progress changes or Wake() is called, at most `ns`.
   Progress Wait(int64_t ns);
   // No task starts any more; returns when none runs.
   void Halt();
-
-  // Sum of squares of a host-summed unit after its tasks are done.
-  double HostSquareNorm(int unit) const;
+  // Sum of squares of a host-summed unit; nothing while it isn't known (eager
+  // mode: before the unit is published).
+  std::optional<double> HostSquareNorm(int unit) const;
 
   // From any thread: ends a Wait() early.
   void Wake();
 
  private:
-  void Run(int thread);
-  absl::Status Execute(const Task& task);
-  absl::Status Update(const Piece& piece, double* square_norm);
-  absl::Status UpdateSegment(const Piece& piece, const model::Tensor& tensor,
-                             uint64_t begin, uint64_t end,
-                             std::span<const bf16* const> sources,
-                             double* square_norm);
-  void Sum(const Piece& piece);
-  std::vector<const bf16*> ChunksOf(const Piece& piece) const;
-  // The piece is updated from `reduced`; its chunks were consumed by kSum.
-  bool FromReduced(const Piece& piece) const {
-    return deferred_ && work_.units[piece.unit].host_sums;
-  }
+  struct alignas(kCacheLineBytes) Busy {
+    std::atomic<int64_t> ns = 0;
+  };
+
+  void RunSlice(const Task& task, uint64_t slice, int thread);
+  absl::Status Execute(const Task& task, uint64_t slice);
+  void PushPieces(TaskKind kind, std::span<const int> pieces);
+  void PushPiece(const Task& task, const Piece& piece);
+  void NoteBegin(const Task& task, int64_t begin_ns);
+  void Record(const Task& task, int64_t begin_ns);
+  // Slices of the task that are not finished.
+  std::atomic<uint64_t>& slices_left(const Task& task);
+  std::atomic<int64_t>& begin_ns(const Task& task);
 
   // These hold mutex_.
+  void Fail(absl::Status status);
   void Finish(const Task& task);
+  void FinishPiece(int piece);
   void Consume(const Piece& piece);
   void CountDone(int unit);
+  void Change();
 
   HostState& state_;
   const StepWork& work_;
-  const bool deferred_;
+  const bool eager_;
+  SliceUpdates slices_;
+  uint64_t step_ = 0;  // written while no task runs
+  std::vector<int> embedding_pieces_, all_pieces_;
 
-  // Written by the coordinator while no task runs.
-  uint64_t step_ = 0;
-  AdamWStep adamw_ = {};
-
-  // Per unit: partial square norms, each written by the task that owns it.
-  std::vector<std::vector<double>> square_norms_;
+  // Per piece: of its task, and of its kRows or kUndoRows.
+  std::vector<std::atomic<uint64_t>> piece_slices_left_, row_slices_left_;
+  // The same for when the first of a task's slices began; 0: none has.
+  std::vector<std::atomic<int64_t>> piece_begin_ns_, row_begin_ns_;
+  trace::Recorder* const recorder_;
+  std::vector<Busy> busy_;  // per thread
 
   mutable std::mutex mutex_;
-  std::condition_variable work_ready_, changed_;
+  std::condition_variable changed_;
   // All below: guarded by mutex_.
-  std::priority_queue<Task, std::vector<Task>, std::greater<Task>> queue_;
-  int running_ = 0;
-  bool halted_ = false, ending_ = false, woken_ = false;
-  uint64_t changes_ = 0;  // tasks finished, ever
+  bool held_ = false;  // nothing is consumed or published
+  bool halted_ = false, woken_ = false;
+  uint64_t changes_ = 0;
   Progress progress_;
-  std::vector<int> pieces_left_, sums_left_;  // per unit
+  // Per unit: pieces to be done, the table's other rows counting apart; pieces
+  // to be summed; blocks to be normed.
+  std::vector<uint64_t> left_, sums_left_, norms_left_;
+  // Per piece, while held: kUpdate and kRows are finished.
+  std::vector<char> updated_, rows_updated_;
   // Per rank: chunks of this step that were consumed, and the prefix over all
   // steps, which is what grad_free says.
-  std::vector<std::vector<bool>> consumed_;
+  std::vector<std::vector<char>> consumed_;
   std::vector<uint64_t> prefix_;
-  std::vector<int64_t> busy_ns_;  // per thread
 
-  std::vector<std::thread> threads_;
+  std::unique_ptr<NodePools> pools_;  // ends before what its threads use
 };
 
 }  // namespace slidedp::hostd

@@ -43,6 +43,28 @@ model::StateLayout SmallLayout(bool tied) {
   return layout;
 }
 
+// Which rows the ranks use; the others' gradients become zero.
+void ChooseRows(const model::StateLayout& layout, const JobOptions& options,
+                std::mt19937& random, StepScript& step) {
+  const uint64_t rows = policy::ReportedRows(layout);
+  step.used_rows.assign(options.ranks,
+                        std::vector<uint64_t>(shm::RowWords(rows)));
+  if (rows == 0) return;
+  const model::Tensor& table = layout.units[0].tensor(model::Role::kEmbedding);
+  const uint64_t width = table.count / rows;
+  for (uint64_t row = 0; row < rows; ++row) {
+    const uint64_t bit = uint64_t{1} << (row % 64);
+    if (static_cast<int>(random() % 100) < options.used_rows_percent) {
+      step.used_rows[random() % options.ranks][row / 64] |= bit;
+      step.used_rows[random() % options.ranks][row / 64] |= bit;
+      continue;
+    }
+    for (auto& units : step.gradients) {
+      std::fill_n(units[0].begin() + table.offset + row * width, width, 0);
+    }
+  }
+}
+
 const bf16* Chunk(const StepScript& step, int rank, int unit) {
   return step.gradients[rank][unit].data();
 }
@@ -70,8 +92,9 @@ Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
   config.weight_decay = 0.1;
   config.schedule = {policy::LrScheduleKind::kLinear, 2, o.steps, 0};
   config.max_grad_norm =
-      o.mode == policy::UpdateMode::kDeferred ? o.max_grad_norm : 0;
+      o.mode != policy::UpdateMode::kEager ? o.max_grad_norm : 0;
   config.threads = o.threads;
+  config.slice_elements = o.slice_elements;
 
   // The same weights and per-rank gradients for every route, chunk size and
   // thread count.
@@ -104,6 +127,7 @@ Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
       }
       step.gradients.push_back(std::move(units));
     }
+    ChooseRows(layout, o, random, step);
     script.push_back(std::move(step));
   }
 }
@@ -135,7 +159,7 @@ Snapshot Snapshot::Of(const HostState& state) {
 namespace {
 
 // Sum of the ranks, as the unit's update gets it: float32 in eager mode,
-// rounded to BF16 in deferred mode.
+// rounded to BF16 otherwise.
 std::vector<float> Reduced(const Job& job, uint64_t step, int unit) {
   const StepScript& script = job.script[step];
   const uint64_t count = script.gradients[0][unit].size();
@@ -148,7 +172,7 @@ std::vector<float> Reduced(const Job& job, uint64_t step, int unit) {
     for (int r = 1; r < job.options.ranks; ++r) {
       g[i] += Bf16ToFloat(script.gradients[r][unit][i]);
     }
-    if (job.options.mode == policy::UpdateMode::kDeferred) {
+    if (job.options.mode != policy::UpdateMode::kEager) {
       g[i] = Bf16ToFloat(FloatToBf16Even(g[i]));
     }
   }
@@ -170,7 +194,7 @@ Snapshot Reference(const Job& job, const Snapshot& start, uint64_t steps) {
     }
     double loss = 0;
     for (double sum : job.script[s].loss_sums) loss += sum;
-    const bool deferred = job.options.mode == policy::UpdateMode::kDeferred;
+    const bool deferred = job.options.mode != policy::UpdateMode::kEager;
     if (job.script[s].valid_tokens == 0 ||
         (deferred && !(std::isfinite(loss) && std::isfinite(square_norm)))) {
       continue;
@@ -251,6 +275,8 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
   }
   report.valid_tokens = script.valid_tokens;
   report.begin_ns = MonotonicNs();
+  std::copy(script.used_rows[rank].begin(), script.used_rows[rank].end(),
+            reports.used_rows(rank, step));
   if (deviations_.before_begun && !deviations_.before_begun(rank, step)) {
     return false;
   }
@@ -277,6 +303,12 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
     }
     unit_begin += planes.count;
     torn_elements_ += torn;
+    if (u > 0) continue;
+    if (deviations_.before_embedded &&
+        !deviations_.before_embedded(rank, step)) {
+      return false;
+    }
+    report.embedded.value.store(step + 1, std::memory_order_release);
   }
   report.loss_sum = script.loss_sums[rank];
   report.loss_ready.value.store(step + 1, std::memory_order_release);

@@ -30,6 +30,10 @@ struct JobOptions {
   bool tied = false;
   uint64_t steps = 5;
   double max_grad_norm = 0.5;  // ignored in eager mode
+  // Of the untied embedding table, in each step: rows in a batch, of a hundred.
+  // The others have no gradient.
+  int used_rows_percent = 100;
+  uint64_t slice_elements = 192;
 };
 
 // What the ranks say of one step. Gradients are small multiples of 2^-10, so
@@ -40,6 +44,8 @@ struct StepScript {
   // [rank][unit]: the rank's own BF16 gradient on route `cpu`; of the other
   // routes, [0][unit] is the reduced gradient.
   std::vector<std::vector<std::vector<bf16>>> gradients;
+  // [rank]: shm::Reports::used_rows. Every used row is one rank's at least.
+  std::vector<std::vector<uint64_t>> used_rows;
 };
 
 // A host state with random weights, and its script.
@@ -75,8 +81,10 @@ Snapshot Reference(const Job& job, const Snapshot& start, uint64_t steps);
 // Deviations from a proper rank. Each is called where it says and may write to
 // the words; a rank whose call returns false says and does nothing more.
 struct Deviations {
-  // valid_tokens is written, begun is not.
+  // valid_tokens and used_rows are written, begun is not.
   std::function<bool(int rank, uint64_t step)> before_begun;
+  // The embedding unit was read; the rest was not, embedded is not written.
+  std::function<bool(int rank, uint64_t step)> before_embedded;
   // The chunk is written and not announced.
   std::function<bool(int rank, uint64_t step, uint64_t chunk)> before_chunk;
   // All chunks are announced, the times are not written.
