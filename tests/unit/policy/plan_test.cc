@@ -315,7 +315,7 @@ TEST(KeepPlanTest, WhatDoesNotFitIsRefusedWithItsBytes) {
   EXPECT_THAT(MakePlan(problem),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        ::testing::AllOf(HasSubstr("tuning.kept_layers = 36"),
-                                        HasSubstr("80.0 GiB may be used"))));
+                                        HasSubstr("80.00 GiB may be used"))));
   problem.kept_layers = 37;
   EXPECT_THAT(MakePlan(problem),
               StatusIs(absl::StatusCode::kInvalidArgument,
