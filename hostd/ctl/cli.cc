@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "hostd/ctl/bench.h"
 #include "hostd/ctl/commands.h"
 #include "hostd/ctl/socket_path.h"
 
@@ -47,8 +48,10 @@ struct CommandLine {
   SubmitOptions submit;
   StatusOptions status;
   LogsOptions logs;
+  TraceOptions trace;
   CancelOptions cancel;
   EstimateOptions estimate;
+  BenchOptions bench;
   uint64_t id = 0;
   uint64_t from_step = 0;
   std::string reason;
@@ -145,6 +148,20 @@ void AddQueries(CLI::App& app, CommandLine& line) {
   verb->add_option("--rank", logs.rank, "Only this rank")
       ->type_name("R")
       ->check(CLI::NonNegativeNumber);
+
+  TraceOptions& trace = line.trace;
+  verb = AddVerb(app, "trace",
+                 "Write what every lane of a running job does in its next "
+                 "steps, as a Chrome trace (Perfetto reads it)",
+                 line, [&trace](const Context& c) { return Trace(c, trace); });
+  verb->add_option("ID", trace.id, "Job")->required()->type_name("");
+  verb->add_option("--steps", trace.steps, "So many")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  // Here, -o is not the global --output.
+  verb->add_option("-o,--file", trace.file, "Default: job-ID-trace.json")
+      ->type_name("FILE");
 }
 
 void AddControls(CLI::App& app, CommandLine& line) {
@@ -190,6 +207,10 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
   };
   add("--ranks", "ranks", "Workers");
   add("--device", "device", "auto, cpu or cuda");
+  verb->add_option("--gpu-memory", o.gpu_memory_gib,
+                   "Of each GPU; default: what this host's have")
+      ->type_name("GIB")
+      ->check(CLI::PositiveNumber);
   add("--sequence-length", "sequence_length", "Tokens of a sequence");
   add("--batch-size", "batch_size", "Sequences a step");
   add("--micro-batch-size", "micro_batch_size", "Sequences at once");
@@ -202,6 +223,50 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->take_all();
+}
+
+void AddBench(CLI::App& app, CommandLine& line) {
+  BenchOptions& o = line.bench;
+  CLI::App* verb = AddVerb(
+      app, "bench",
+      "Train a published shape from random weights and say how fast; starts a "
+      "daemon of its own if none answers",
+      line, [&o](const Context& c) { return Bench(c, o); },
+      /*needs_socket=*/false);
+  auto number = [verb](const char* flag, auto& value, const char* help) {
+    verb->add_option(flag, value, help)
+        ->type_name("N")
+        ->check(CLI::NonNegativeNumber);
+  };
+  verb->add_option("--model", o.model, "Shape, e.g. qwen3-8b")
+      ->required()
+      ->type_name("NAME");
+  number("--layers", o.layers, "Instead of the shape's");
+  number("--vocab", o.vocab, "Instead of the shape's");
+  number("--ranks", o.ranks, "Workers");
+  number("--seq", o.sequence_length, "Tokens of a sequence");
+  number("--micro-batch-size", o.micro_batch_size, "Sequences at once");
+  number("--batch-size", o.batch_size,
+         "Sequences a step, all ranks; 0: one micro-batch on each rank");
+  number("--steps", o.steps, "Measured steps");
+  number("--warmup", o.warmup, "Steps before them");
+  number("--gpu-memory-limit", o.gpu_memory_limit_gib, "GiB; 0: the GPU's");
+  verb->add_option("--device", o.device, "auto, cpu or cuda")
+      ->type_name("DEVICE")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  verb->add_option("--set", o.sets, "Any other key of a job file")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  verb->add_option("--json", o.json_file, "Also write one JSON object here")
+      ->type_name("FILE");
+  verb->add_flag("--compute-only", o.compute_only,
+                 "Only the reference: one device, weights resident, no host "
+                 "traffic");
+  verb->add_flag("--reference", o.reference,
+                 "Also the reference, and the excess over it");
+  verb->add_flag("--recompute", o.recompute,
+                 "The reference keeps only the layers' inputs");
 }
 
 void AddOthers(CLI::App& app, CommandLine& line) {
@@ -227,6 +292,7 @@ int RunCtl(const std::vector<std::string>& args,
   AddQueries(app, line);
   AddControls(app, line);
   AddEstimate(app, line);
+  AddBench(app, line);
   AddOthers(app, line);
   try {
     std::vector<std::string> reversed(args.rbegin(), args.rend());
@@ -239,6 +305,8 @@ int RunCtl(const std::vector<std::string>& args,
   context.output = OutputOf(line.global.output);
   context.headers = !line.global.no_headers;
   context.color = UseColor(line.global, environment);
+  context.socket_given =
+      !line.global.socket.empty() || !environment.socket.empty();
   absl::StatusOr<std::string> socket =
       SocketPath(line.global.socket, environment);
   if (socket.ok()) {

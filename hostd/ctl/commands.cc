@@ -95,6 +95,7 @@ ExitCode Logs(const Context& context, const LogsOptions& options) {
   request.set_rank(options.rank);
   request.set_follow(options.follow);
   request.set_tail(options.tail);
+  const bool was_there = ProbeSocket(context.socket).ok();
   absl::Status status = client.Logs(
       request, *context.environment.interrupt, [&](const v1::LogsReply& reply) {
         std::ostream& out = context.out();
@@ -113,6 +114,14 @@ ExitCode Logs(const Context& context, const LogsOptions& options) {
       });
   if (absl::IsCancelled(status) && context.environment.interrupt->raised()) {
     return kExitInterrupted;
+  }
+  if (options.follow && was_there && absl::IsUnavailable(status)) {
+    return context.Fail(
+        kExitUnreachable,
+        absl::StrCat("the daemon went away while the logs of job ", options.id,
+                     " were followed: ", status.message(),
+                     "; `slidedpctl logs ", options.id,
+                     "` shows them all once it is back"));
   }
   return status.ok() ? kExitOk : context.FailCall(status);
 }
@@ -184,9 +193,29 @@ ExitCode EstimateModel(const Context& context, const EstimateOptions& options) {
   absl::StatusOr<v1::JobSpec> spec =
       ParseJobFile("{}", "estimate", options.sets);
   if (!spec.ok()) return context.Fail(kExitUsage, spec.status().message());
+  uint64_t gpu_memory_bytes =
+      static_cast<uint64_t>(options.gpu_memory_gib * static_cast<double>(kGiB));
+  if (gpu_memory_bytes == 0) {
+    // What would be there, not whether it is enough.
+    absl::StatusOr<ChosenDevice> chosen = ChooseDevice(
+        spec->device(), /*ranks=*/0, "estimate", context.environment.find_gpus);
+    if (!chosen.ok()) {
+      return context.Fail(
+          kExitFailure,
+          absl::StrCat(chosen.status().message(),
+                       "; --gpu-memory GIB estimates for another host"));
+    }
+    spec->set_device(chosen->device);
+    gpu_memory_bytes = chosen->gpu_memory_bytes;
+  } else if (spec->device() == v1::DEVICE_KIND_CPU) {
+    return context.Fail(kExitUsage,
+                        "estimate: --gpu-memory is of no use with device cpu");
+  } else {
+    spec->set_device(v1::DEVICE_KIND_CUDA);
+  }
   absl::StatusOr<Estimate> estimate = MakeEstimate(
       AbsolutePath(options.model, context.environment.current_folder),
-      *std::move(spec), context.environment.logical_cpus);
+      *std::move(spec), context.environment.logical_cpus, gpu_memory_bytes);
   if (!estimate.ok()) {
     return context.Fail(kExitFailure, estimate.status().message());
   }

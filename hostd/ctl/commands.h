@@ -18,8 +18,9 @@ struct Context {
   const Environment& environment;
   Output output = Output::kTable;
   bool headers = true;
-  bool color = false;       // on stdout
-  std::string socket = {};  // resolved; empty: see socket_error
+  bool color = false;         // on stdout
+  std::string socket = {};    // resolved; empty: see socket_error
+  bool socket_given = false;  // by --socket or SLIDEDP_SOCKET
   absl::Status socket_error = absl::OkStatus();
 
   std::ostream& out() const { return *environment.out; }
@@ -58,6 +59,13 @@ struct LogsOptions {
 };
 ExitCode Logs(const Context& context, const LogsOptions& options);
 
+struct TraceOptions {
+  uint64_t id = 0;
+  uint32_t steps = 3;
+  std::string file;  // empty: job-ID-trace.json
+};
+ExitCode Trace(const Context& context, const TraceOptions& options);
+
 struct CancelOptions {
   std::vector<uint64_t> ids;
   bool wait = false;
@@ -71,6 +79,7 @@ ExitCode Undrain(const Context& context);
 struct EstimateOptions {
   std::string model;
   std::vector<std::string> sets;
+  double gpu_memory_gib = 0;  // 0: what this host's GPUs have
 };
 ExitCode EstimateModel(const Context& context, const EstimateOptions& options);
 

@@ -152,6 +152,39 @@ Finding CheckCpu(const Environment& environment) {
   return finding;
 }
 
+Finding CheckGpus(const Environment& environment) {
+  Finding finding{"gpu"};
+  absl::StatusOr<hostd::GpuFacts> facts =
+      environment.find_gpus ? environment.find_gpus() : absl::NotFoundError("");
+  if (absl::IsNotFound(facts.status())) {
+    finding.found = "no NVIDIA driver: jobs compute on the CPU";
+    return finding;
+  }
+  finding.health = Health::kWarn;
+  if (!facts.ok()) {
+    finding.found = std::string(facts.status().message());
+    finding.remedy = "install slidedp-worker beside slidedpctl";
+  } else if (!facts->built) {
+    finding.found = "this slidedp-worker is built without CUDA";
+    finding.remedy = "install a build with CUDA to use this host's GPUs";
+  } else if (!facts->problem.empty()) {
+    finding.found = facts->problem;
+    finding.remedy = "`nvidia-smi` shows whether the driver works";
+  } else if (facts->gpus.empty()) {
+    finding.found = "no GPU is visible";
+    finding.remedy = "look at CUDA_VISIBLE_DEVICES";
+  } else {
+    finding.health = Health::kOk;
+    std::vector<std::string> gpus;
+    for (const hostd::Gpu& gpu : facts->gpus) {
+      gpus.push_back(
+          absl::StrCat(gpu.name, " ", FormatBytes(gpu.memory_bytes)));
+    }
+    finding.found = absl::StrJoin(gpus, ", ");
+  }
+  return finding;
+}
+
 Finding CheckSocket(const std::string& socket) {
   Finding finding{"socket"};
   struct stat info = {};
@@ -221,7 +254,8 @@ std::vector<Finding> RunDoctor(const Environment& environment,
   std::vector<Finding> findings = {
       CheckMemory(environment),    CheckMemlock(),
       CheckHugePages(environment), CheckNuma(environment),
-      CheckCpu(environment),       CheckSocket(socket)};
+      CheckCpu(environment),       CheckGpus(environment),
+      CheckSocket(socket)};
   if (findings.back().health == Health::kOk) {
     findings.push_back(CheckDaemon(socket));
   }

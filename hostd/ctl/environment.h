@@ -7,6 +7,7 @@
 #include <ostream>
 #include <string>
 
+#include "hostd/ctl/device.h"
 #include "hostd/ctl/interrupt.h"
 
 namespace slidedp::ctl {
@@ -18,8 +19,12 @@ struct Environment {
   Interrupt* interrupt = nullptr;
 
   uid_t uid = 0;
-  std::string current_folder;  // absolute
+  std::string current_folder;    // absolute
+  std::string program_folder;    // of this program, where slidedpd is too
+  std::string command;           // the command line as given, for records
+  std::string temporary_folder;  // TMPDIR
   int logical_cpus = 1;
+  FindGpus find_gpus;  // empty: there are none
 
   bool out_is_terminal = false;
   bool err_is_terminal = false;

@@ -60,12 +60,14 @@ void PrintBytes(const std::string& title,
 }  // namespace
 
 absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
-                                      v1::JobSpec spec, int logical_cpus) {
+                                      v1::JobSpec spec, int logical_cpus,
+                                      uint64_t gpu_memory_bytes) {
   Estimate estimate;
   estimate.model = model_folder;
   SDP_ASSIGN_OR_RETURN(ModelFacts facts, ReadModelFacts(model_folder));
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(facts, model_folder, spec));
-  absl::StatusOr<PlannedBytes> bytes = PlanBytes(spec, facts, logical_cpus);
+  absl::StatusOr<PlannedBytes> bytes =
+      PlanBytes(spec, facts, logical_cpus, gpu_memory_bytes);
   if (!bytes.ok()) return Annotate(bytes.status(), "estimate");
   estimate.bytes = *std::move(bytes);
   estimate.parameters = facts.layout.parameters;
@@ -91,6 +93,11 @@ Json JsonEstimate(const Estimate& estimate) {
   json["host_bytes_per_parameter"] = PerParameter(host, estimate.parameters);
   json["device_bytes_per_rank_per_parameter"] =
       PerParameter(device, estimate.parameters);
+  if (!on_host) {
+    json["gpu_memory_bytes"] = estimate.bytes.gpu_memory_bytes;
+    json["gpu_allowance"] = JsonBytes(estimate.bytes.gpu_allowance);
+    json["fits_gpu"] = estimate.bytes.fits.ok();
+  }
   return json;
 }
 
@@ -120,7 +127,19 @@ void PrintEstimate(const Estimate& estimate, bool headers, bool wide,
                    PlannedBytes::Total(estimate.bytes.device) * plan.ranks;
     out << "\nThe device of a CPU rank is host memory: " << FormatBytes(all)
         << " (" << all << " bytes) in all.\n";
+    return;
   }
+  out << "\n";
+  PrintBytes("SET ASIDE, EACH GPU", estimate.bytes.gpu_allowance,
+             estimate.parameters, headers, color, out);
+  out << "\nEach GPU has " << FormatBytes(estimate.bytes.gpu_memory_bytes)
+      << (plan.gpu_memory_limit_bytes == 0
+              ? std::string()
+              : absl::StrCat(", the job may use ",
+                             FormatBytes(plan.gpu_memory_limit_bytes)))
+      << (estimate.bytes.fits.ok()
+              ? "; this fits.\n"
+              : absl::StrCat(": ", estimate.bytes.fits.message(), "\n"));
 }
 
 }  // namespace slidedp::ctl

@@ -17,9 +17,11 @@ struct Estimate {
   PlannedBytes bytes;
 };
 
-// `spec` has the sizes; its sequence_length may be 0. No weights are opened.
+// `spec` has the sizes and a resolved device; its sequence_length may be 0.
+// `gpu_memory_bytes`: of each GPU. No weights are opened.
 absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
-                                      v1::JobSpec spec, int logical_cpus);
+                                      v1::JobSpec spec, int logical_cpus,
+                                      uint64_t gpu_memory_bytes);
 
 Json JsonEstimate(const Estimate& estimate);
 // Table of segments and buffers; `wide` also shows the small buffers one by

@@ -36,6 +36,7 @@ class Follower {
     connected_ns_ = MonotonicNs();
     if (message.has_step()) {
       next_step_ = std::max(next_step_, message.step().step());
+      if (options_.on_step) options_.on_step(message.step());
       if (options_.progress) progress_.OnStep(message.step(), connected_ns_);
       if (options_.json) Print("step_record", JsonStep(message.step()));
     } else if (message.has_info()) {
@@ -72,6 +73,7 @@ class Follower {
   ExitCode Explain(const absl::Status& status) {
     std::ostream& err = *environment_.err;
     if (absl::IsCancelled(status) && environment_.interrupt->raised()) {
+      if (!options_.explain_interrupt) return kExitInterrupted;
       err << "job " << id_ << " goes on; `slidedpctl watch " << id_
           << "` follows it again, `slidedpctl cancel " << id_ << "` ends it\n";
       return kExitInterrupted;

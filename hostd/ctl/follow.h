@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "hostd/ctl/client.h"
 #include "hostd/ctl/environment.h"
@@ -17,6 +18,10 @@ struct FollowOptions {
   uint64_t from_step = 0;
   // Exit code 0 whatever became of the job (cancel --wait).
   bool any_end_is_ok = false;
+  // Say how to go on after Ctrl-C; not if the caller then ends the job.
+  bool explain_interrupt = true;
+  // Each step's record, once; may be empty.
+  std::function<void(const v1::StepRecord& record)> on_step = {};
 };
 
 // Returns when the job has ended, at the deadline, or at Ctrl-C (the job goes

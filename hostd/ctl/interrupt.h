@@ -19,11 +19,15 @@ class Interrupt {
     std::lock_guard<std::mutex> lock(mutex_);
     return raised_;
   }
-  // Whether a call is under way that Raise ends; otherwise Ctrl-C should end
-  // the process.
+  // Whether a call is under way that Raise ends, or somebody looks at raised()
+  // and cleans up; otherwise Ctrl-C should end the process.
   bool armed() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return on_raise_ != nullptr;
+    return on_raise_ != nullptr || held_;
+  }
+  void Hold(bool held) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    held_ = held;
   }
   // `on_raise` runs on the raising thread, at once if already raised. Null
   // disarms; no call to the former one is running when it returns.
@@ -36,6 +40,7 @@ class Interrupt {
  private:
   mutable std::mutex mutex_;
   bool raised_ = false;
+  bool held_ = false;
   std::function<void()> on_raise_;
 };
 

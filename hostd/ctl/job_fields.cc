@@ -113,8 +113,7 @@ std::optional<Problem> ReadMaxGradNorm(const YamlNode& node,
   return std::nullopt;
 }
 
-std::optional<Problem> ReadKeptLayers(const YamlNode& node,
-                                      v1::JobSpec& spec) {
+std::optional<Problem> ReadKeptLayers(const YamlNode& node, v1::JobSpec& spec) {
   if (IsNull(node) ||
       (node.kind == YamlNode::Kind::kScalar && node.text == "auto")) {
     spec.mutable_tuning()->clear_kept_layers();
@@ -165,7 +164,8 @@ std::vector<JobField> MakeFields() {
       {"data", "/path/to/data.safetensors",
        "dataset made by slidedp-prepare; required", Path(SDP_SET(set_data))},
       {"output", "/path/to/output",
-       "folder for the trained model: absent or empty; required",
+       "folder for the trained model: absent or empty; may be left out with "
+       "random_weights_seed only",
        Path(SDP_SET(set_output))},
       {"ranks", "1", "workers, one device each",
        Integer(1, kMaxRanks, "2", SDP_SET(set_ranks))},
@@ -257,9 +257,9 @@ std::vector<JobField> MakeFields() {
             })},
       {"compute_dtype", "bf16",
        "bf16, fp32 (comparisons; a CPU rank always takes fp32)",
-       Word<v1::ComputeDtype>({{"bf16", v1::COMPUTE_DTYPE_BF16},
-                               {"fp32", v1::COMPUTE_DTYPE_FP32}},
-                              SDP_SET(set_compute_dtype))},
+       Word<v1::ComputeDtype>(
+           {{"bf16", v1::COMPUTE_DTYPE_BF16}, {"fp32", v1::COMPUTE_DTYPE_FP32}},
+           SDP_SET(set_compute_dtype))},
       {"deterministic", "false", "bitwise repeatable on a GPU; slower",
        Word<bool>({{"false", false}, {"true", true}},
                   SDP_SET(set_deterministic))},

@@ -4,6 +4,7 @@
 #include <ctime>
 
 #include "absl/strings/str_format.h"
+#include "common/base/units.h"
 
 namespace slidedp::ctl {
 
@@ -49,6 +50,8 @@ Json JsonJob(const v1::JobInfo& info) {
       {"tokens_per_second", JsonReal(info.tokens_per_second())},
       {"last_loss", has_steps ? JsonReal(info.last_loss()) : Json(nullptr)},
       {"client_id", info.client_id()},
+      {"host_pss_peak_bytes", info.host_pss_peak_bytes()},
+      {"device_peak_bytes", info.device_peak_bytes()},
   };
 }
 
@@ -70,6 +73,7 @@ Json JsonStep(const v1::StepRecord& step) {
       {"drain_ns", step.drain_ns()},
       {"stall_ns", step.stall_ns()},
       {"update_ns", step.update_ns()},
+      {"end_ns", step.end_ns()},
   };
 }
 
@@ -119,7 +123,19 @@ Json JsonSpec(const v1::JobSpec& spec) {
         {"ring_chunks", tuning.ring_chunks()},
         {"head_chunk_tokens", tuning.head_chunk_tokens()},
         {"compute_threads", tuning.compute_threads()},
-        {"update_threads", tuning.update_threads()}}},
+        {"update_threads", tuning.update_threads()},
+        {"kept_layers",
+         tuning.has_kept_layers() ? Json(tuning.kept_layers()) : Json("auto")},
+        {"keep_mask", tuning.keep_mask()},
+        {"gpu_memory_limit_gib",
+         static_cast<double>(tuning.gpu_memory_limit_bytes()) / kGiB}}},
+      {"compute_dtype",
+       spec.compute_dtype() == v1::COMPUTE_DTYPE_FP32 ? "fp32" : "bf16"},
+      {"deterministic", spec.deterministic()},
+      {"update", Word(spec.update_mode())},
+      {"random_weights_seed", spec.has_random_weights_seed()
+                                  ? Json(spec.random_weights_seed())
+                                  : Json(nullptr)},
       {"launch", Word(spec.launch())},
       {"dataset",
        {{"sequences", spec.dataset_sequences()},
@@ -147,6 +163,12 @@ Json JsonPlan(const v1::Plan& plan) {
       {"head_chunk_tokens", plan.head_chunk_tokens()},
       {"compute_threads", plan.compute_threads()},
       {"update_threads", plan.update_threads()},
+      {"keep",
+       Json(std::vector<uint8_t>(plan.keep().begin(), plan.keep().end()))},
+      {"compute_dtype",
+       plan.compute_dtype() == v1::COMPUTE_DTYPE_FP32 ? "fp32" : "bf16"},
+      {"deterministic", plan.deterministic()},
+      {"gpu_memory_limit_bytes", plan.gpu_memory_limit_bytes()},
   };
 }
 

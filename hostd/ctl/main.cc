@@ -14,6 +14,7 @@
 
 #include "hostd/ctl/cli.h"
 #include "hostd/ctl/exit_codes.h"
+#include "hostd/launch/gpu_probe.h"
 
 namespace {
 
@@ -58,8 +59,27 @@ int main(int argc, char** argv) {
   std::error_code error;
   environment.current_folder = std::filesystem::current_path(error).string();
   if (error) environment.current_folder = "/";
+  environment.program_folder =
+      std::filesystem::read_symlink("/proc/self/exe", error)
+          .parent_path()
+          .string();
+  environment.command = "slidedpctl";
+  for (int i = 1; i < argc; ++i)
+    environment.command += std::string(" ") + argv[i];
+  environment.temporary_folder = Variable("TMPDIR");
   environment.logical_cpus =
       static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  environment.find_gpus =
+      [worker =
+           environment.program_folder +
+           "/slidedp-worker"]() -> absl::StatusOr<slidedp::hostd::GpuFacts> {
+    if (!slidedp::hostd::NvidiaIsVisible("")) return absl::NotFoundError("");
+    std::vector<std::string> variables;
+    for (char** entry = environ; *entry != nullptr; ++entry) {
+      variables.emplace_back(*entry);
+    }
+    return slidedp::hostd::ProbeGpus(worker, variables);
+  };
   environment.out_is_terminal = isatty(STDOUT_FILENO) != 0;
   environment.term = Variable("TERM");
   environment.err_is_terminal =

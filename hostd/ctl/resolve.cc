@@ -10,6 +10,7 @@
 #include "common/base/units.h"
 #include "common/model/output.h"
 #include "common/model/source.h"
+#include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "worker/data/dataset.h"
 
@@ -28,7 +29,7 @@ absl::Status CheckRequired(const v1::JobSpec& spec, absl::string_view file) {
   if (spec.data().empty()) {
     return Missing(file, "data", "give a dataset made by slidedp-prepare");
   }
-  if (spec.output().empty()) {
+  if (spec.output().empty() && !spec.has_random_weights_seed()) {
     return Missing(file, "output", "give a folder that does not exist yet");
   }
   return absl::OkStatus();
@@ -49,8 +50,20 @@ std::string NameFromFile(const std::string& file) {
 void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
   spec.set_model(AbsolutePath(spec.model(), context.current_folder));
   spec.set_data(AbsolutePath(spec.data(), context.current_folder));
-  spec.set_output(AbsolutePath(spec.output(), context.current_folder));
+  if (!spec.output().empty()) {
+    spec.set_output(AbsolutePath(spec.output(), context.current_folder));
+  }
   if (spec.name().empty()) spec.set_name(NameFromFile(context.file));
+}
+
+absl::Status CheckWeights(const v1::JobSpec& spec,
+                          const model::StateLayout& layout,
+                          absl::string_view file) {
+  absl::StatusOr<model::TensorSource> source =
+      model::OpenModelFolder(spec.model());
+  const absl::Status valid =
+      source.ok() ? model::ValidateSource(layout, *source) : source.status();
+  return Annotate(valid, absl::StrCat(file, ": model"));
 }
 
 absl::Status CheckOutput(const v1::JobSpec& spec, absl::string_view file) {
@@ -137,7 +150,8 @@ uint64_t PlannedBytes::Total(const std::vector<policy::NamedBytes>& parts) {
 
 absl::StatusOr<PlannedBytes> PlanBytes(const v1::JobSpec& spec,
                                        const ModelFacts& facts,
-                                       int logical_cpus) {
+                                       int logical_cpus,
+                                       uint64_t gpu_memory_bytes) {
   policy::DeviceKind device = spec.device() == v1::DEVICE_KIND_CUDA
                                   ? policy::DeviceKind::kCuda
                                   : policy::DeviceKind::kCpu;
@@ -145,9 +159,18 @@ absl::StatusOr<PlannedBytes> PlanBytes(const v1::JobSpec& spec,
                        policy::ProblemOf(spec, facts.config, device,
                                          /*peer_access=*/true, logical_cpus));
   PlannedBytes bytes;
+  if (device == policy::DeviceKind::kCuda) {
+    bytes.gpu_memory_bytes = gpu_memory_bytes;
+    bytes.gpu_allowance = policy::GpuAllowance(problem);
+    SDP_ASSIGN_OR_RETURN(problem.device_memory_bytes,
+                         policy::GpuBufferBytes(problem, gpu_memory_bytes));
+  }
   SDP_ASSIGN_OR_RETURN(bytes.plan, policy::MakePlan(problem));
   bytes.host = policy::HostSegments(facts.layout, bytes.plan);
   bytes.device = policy::DeviceBuffers(facts.config, facts.layout, bytes.plan);
+  if (device == policy::DeviceKind::kCuda) {
+    bytes.fits = policy::CheckGpuFit(bytes.device, problem.device_memory_bytes);
+  }
   return bytes;
 }
 
@@ -180,18 +203,24 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(job.model, context.file, spec));
 
   // Planning is cheap and names bad sizes, so it comes before reading data.
+  const bool by_daemon = spec.launch() == v1::LAUNCH_KIND_DAEMON;
+  SDP_ASSIGN_OR_RETURN(ChosenDevice chosen,
+                       ChooseDevice(spec.device(), by_daemon ? spec.ranks() : 0,
+                                    context.file, context.find_gpus));
+  spec.set_device(chosen.device);
+  if (!chosen.warning.empty()) job.warnings.push_back(chosen.warning);
   absl::StatusOr<PlannedBytes> bytes =
-      PlanBytes(spec, job.model, context.logical_cpus);
+      PlanBytes(spec, job.model, context.logical_cpus, chosen.gpu_memory_bytes);
   if (!bytes.ok()) return Annotate(bytes.status(), context.file);
+  SDP_RETURN_IF_ERROR(Annotate(bytes->fits, context.file));
   job.bytes = *std::move(bytes);
 
-  absl::StatusOr<model::TensorSource> source =
-      model::OpenModelFolder(spec.model());
-  absl::Status valid = source.ok()
-                           ? model::ValidateSource(job.model.layout, *source)
-                           : source.status();
-  SDP_RETURN_IF_ERROR(Annotate(valid, absl::StrCat(context.file, ": model")));
-  SDP_RETURN_IF_ERROR(CheckOutput(spec, context.file));
+  if (!spec.has_random_weights_seed()) {
+    SDP_RETURN_IF_ERROR(CheckWeights(spec, job.model.layout, context.file));
+  }
+  if (!spec.output().empty()) {
+    SDP_RETURN_IF_ERROR(CheckOutput(spec, context.file));
+  }
 
   absl::StatusOr<data::Dataset> dataset = data::Dataset::Open(
       spec.data(), spec.sequence_length(), job.model.config.vocab);

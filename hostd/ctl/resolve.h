@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "common/model/config.h"
 #include "common/model/layout.h"
+#include "hostd/ctl/device.h"
 #include "policy/plan.h"
 #include "proto/job.pb.h"
 
@@ -31,18 +32,25 @@ struct PlannedBytes {
   policy::Plan plan;
   std::vector<policy::NamedBytes> host;
   std::vector<policy::NamedBytes> device;  // of each rank
+  // On GPUs: their memory, what is set aside of it for other uses
+  // (policy::GpuAllowance), and whether the buffers fit the rest.
+  uint64_t gpu_memory_bytes = 0;
+  std::vector<policy::NamedBytes> gpu_allowance;
+  absl::Status fits;
 
   static uint64_t Total(const std::vector<policy::NamedBytes>& parts);
 };
-// `auto` counts as cpu: this build has no other device.
+// The spec's device is resolved. `gpu_memory_bytes`: of each rank's GPU.
 absl::StatusOr<PlannedBytes> PlanBytes(const v1::JobSpec& spec,
                                        const ModelFacts& facts,
-                                       int logical_cpus);
+                                       int logical_cpus,
+                                       uint64_t gpu_memory_bytes);
 
 struct ResolveContext {
   std::string file;            // the job file, for messages
   std::string current_folder;  // absolute; relative paths start here
   int logical_cpus = 1;
+  FindGpus find_gpus;
 };
 
 struct ResolvedJob {

@@ -82,6 +82,7 @@ ExitCode Submit(const Context& context, const SubmitOptions& options) {
   resolve.file = options.file == "-" ? "stdin" : options.file;
   resolve.current_folder = environment.current_folder;
   resolve.logical_cpus = environment.logical_cpus;
+  resolve.find_gpus = environment.find_gpus;
   std::string path =
       options.file == "-"
           ? options.file

@@ -65,6 +65,8 @@ v1::JobInfo InfoOf(const Job& job) {
   info.set_ended_us(row.ended_us);
   info.set_host_bytes(row.host_bytes);
   info.set_client_id(row.client_id);
+  info.set_host_pss_peak_bytes(job.host_pss_peak_bytes);
+  info.set_device_peak_bytes(job.device_peak_bytes);
   if (row.step > 0) {
     absl::StatusOr<v1::StepRecord> last = job.records.Last();
     if (last.ok()) info.set_last_loss(last->loss());

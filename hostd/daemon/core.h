@@ -15,9 +15,11 @@
 #include "absl/status/statusor.h"
 #include "hostd/daemon/config.h"
 #include "hostd/daemon/event_loop.h"
+#include "hostd/daemon/gpus.h"
 #include "hostd/daemon/handover.h"
 #include "hostd/daemon/job.h"
 #include "hostd/daemon/subscription.h"
+#include "hostd/daemon/task_thread.h"
 #include "hostd/daemon/worker_session.h"
 #include "hostd/journal/journal.h"
 #include "hostd/launch/launcher.h"
@@ -36,6 +38,9 @@ struct CoreParts {
   std::string version;
   // What the host has now (ReadHostMemory in production).
   std::function<absl::StatusOr<HostMemory>()> memory;
+  // Counts the host's GPUs when a job first needs one. May take seconds, so it
+  // is called on a thread of its own (ProbeGpus in production).
+  std::function<absl::StatusOr<GpuFacts>()> gpus;
 };
 absl::StatusOr<HostMemory> ReadHostMemory();
 
@@ -70,6 +75,8 @@ class Core {
              ReplyStream<v1::WatchReply>* stream);
   void Logs(const Identity& identity, const v1::LogsRequest& request,
             ReplyStream<v1::LogsReply>* stream);
+  void Trace(const Identity& identity, const v1::TraceRequest& request,
+             ReplyStream<v1::TraceReply>* stream);
   void StreamReady(void* stream);
   void StreamGone(void* stream);
 
@@ -103,6 +110,9 @@ class Core {
   void Schedule();
   // Why the head of the queue may not start now; none if it may.
   std::optional<std::string> WhyWait(const Job& job);
+  // Whether GPUs have to be assigned to it.
+  static bool TakesGpus(const Job& job);
+  void CountGpus();
   void StartRun(Job& job);
   Promised PromisedBytes() const;
   size_t RunCount() const;
@@ -130,18 +140,21 @@ class Core {
   const uint32_t own_uid_;
   const std::string version_;
   const std::function<absl::StatusOr<HostMemory>()> memory_;
+  const std::function<absl::StatusOr<GpuFacts>()> count_gpus_;
   int64_t started_us_ = 0;
   std::string boot_id_;
 
   std::map<uint64_t, std::unique_ptr<Job>> jobs_;
   std::map<std::pair<uint32_t, std::string>, uint64_t> by_client_id_;
   DrainRow drain_;
+  Gpus gpus_;
   Subscriptions subscriptions_;
   bool stopping_ = false;
   std::function<void()> stop_done_;
   // Posted by the launcher's thread once, not for each piece of output.
   std::shared_ptr<std::atomic<bool>> output_posted_;
   std::unique_ptr<Launcher> launcher_;
+  std::optional<TaskThread> gpu_thread_;  // once GPUs are counted
 };
 
 }  // namespace slidedp::hostd

@@ -25,11 +25,13 @@ Core::Core(CoreParts parts)
       own_uid_(parts.own_uid),
       version_(std::move(parts.version)),
       memory_(std::move(parts.memory)),
+      count_gpus_(std::move(parts.gpus)),
       started_us_(UnixMicros()),
       output_posted_(std::make_shared<std::atomic<bool>>(false)) {}
 
 Core::~Core() {
-  // Before anything that its events touch.
+  // Before anything that their events touch.
+  gpu_thread_.reset();
   launcher_.reset();
 }
 

@@ -1,6 +1,7 @@
 // The core's queue, and what changes a job.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "absl/strings/match.h"
@@ -16,6 +17,17 @@ namespace slidedp::hostd {
 namespace {
 
 constexpr absl::string_view kMemoryReason = "waiting for memory";
+
+// ", 12 of 36 layers recompute nothing".
+std::string Kept(const policy::Plan& plan) {
+  if (plan.keep.empty()) return "";
+  const auto whole =
+      std::count_if(plan.keep.begin(), plan.keep.end(), [](uint8_t mask) {
+        return (mask & policy::kKeepAll) == policy::kKeepAll;
+      });
+  return absl::StrCat(", ", whole, " of ", plan.keep.size(),
+                      " layers recompute no matrix product");
+}
 
 }  // namespace
 
@@ -49,6 +61,12 @@ std::optional<std::string> Core::WhyWait(const Job& job) {
       if (other->run != nullptr) return absl::StrCat("waiting for job ", id);
     }
   }
+  if (TakesGpus(job)) {
+    if (gpus_.knowledge() != Gpus::Knowledge::kKnown) {
+      return "counting this host's GPUs";
+    }
+    if (auto why = gpus_.WhyNotNow(job.row.spec.ranks())) return why;
+  }
   absl::StatusOr<HostMemory> memory = memory_();
   if (!memory.ok()) {
     return absl::StrCat("waiting for memory: ", memory.status().message());
@@ -56,6 +74,29 @@ std::optional<std::string> Core::WhyWait(const Job& job) {
   return WhyNotNow(job.demand, *memory,
                    {config_.max_host_bytes, config_.headroom_bytes},
                    PromisedBytes());
+}
+
+bool Core::TakesGpus(const Job& job) {
+  return job.checked->plan.device == policy::DeviceKind::kCuda &&
+         job.row.spec.launch() == v1::LAUNCH_KIND_DAEMON;
+}
+
+void Core::CountGpus() {
+  gpus_.SetAsked();
+  if (!gpu_thread_.has_value()) gpu_thread_.emplace();
+  gpu_thread_->Post([this] {
+    absl::StatusOr<GpuFacts> facts = count_gpus_();
+    if (facts.ok()) {
+      spdlog::info("{} GPUs{}{}", facts->gpus.size(),
+                   facts->problem.empty() ? "" : ": ", facts->problem);
+    } else {
+      spdlog::error("{}", std::string(facts.status().message()));
+    }
+    loop_.Post([this, facts = std::move(facts)] {
+      gpus_.Set(facts);
+      Schedule();
+    });
+  });
 }
 
 void Core::Schedule() {
@@ -69,6 +110,17 @@ void Core::Schedule() {
                           : absl::StrCat("waiting for job ", ahead->row.id));
       ahead = job.get();
       continue;
+    }
+    if (TakesGpus(*job)) {
+      if (gpus_.knowledge() == Gpus::Knowledge::kNone) CountGpus();
+      if (gpus_.knowledge() == Gpus::Knowledge::kKnown) {
+        absl::Status fits = gpus_.FitsEver(job->row.spec.ranks());
+        if (!fits.ok()) {
+          Transition(*job, v1::FAILED, std::string(fits.message()), "");
+          job->checked.reset();
+          continue;
+        }
+      }
     }
     if (std::optional<std::string> why = WhyWait(*job)) {
       SetReason(*job, *why);
@@ -124,6 +176,7 @@ void Core::StartRun(Job& job) {
   run.gid = job.row.gid;
   run.groups = job.row.groups;
   run.user = job.row.user;
+  if (TakesGpus(job)) run.gpus = gpus_.Take(job.row.id, run.spec.ranks());
   absl::StatusOr<User> user = UserOf(job.row.uid);
   run.home = user.ok() ? user->home : "/";
   job.run = std::make_unique<JobRun>(loop_, *launcher_, config_, std::move(run),
@@ -170,7 +223,7 @@ RunEvents Core::EventsOf(Job& job) {
                       "plan: parameters ", policy::Name(plan.decoder.params),
                       ", gradients ", policy::Name(plan.decoder.grads),
                       ", reduction ", policy::Name(plan.decoder.reduce), ", ",
-                      policy::Name(plan.update_mode), " updates"));
+                      policy::Name(plan.update_mode), " updates", Kept(plan)));
     return absl::OkStatus();
   };
   events.launched = [this, it](uint32_t rank, const Launched& process) {
@@ -182,12 +235,17 @@ RunEvents Core::EventsOf(Job& job) {
       spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
   };
   events.step = [this, it](const StepResult& result) { OnStep(*it, result); };
+  events.memory = [it](uint64_t pss_bytes, uint64_t device_bytes) {
+    it->host_pss_peak_bytes = std::max(it->host_pss_peak_bytes, pss_bytes);
+    it->device_peak_bytes = std::max(it->device_peak_bytes, device_bytes);
+  };
   events.ended = [this, it](v1::JobState state, const std::string& reason) {
     OnEnded(*it, state, reason);
   };
   events.released = [this, id = job.row.id] {
     loop_.Post([this, id] {
       auto found = jobs_.find(id);
+      gpus_.Release(id);
       if (found != jobs_.end()) {
         found->second->run.reset();
         found->second->checked.reset();
@@ -264,6 +322,7 @@ void Core::OnStep(Job& job, const StepResult& result) {
   record.set_drain_ns(result.drain_ns);
   record.set_stall_ns(result.stall_ns);
   record.set_update_ns(result.update_ns);
+  record.set_end_ns(result.end_ns);
   job.row.step = record.step();
   if (absl::Status status = job.records.Append(record); !status.ok()) {
     spdlog::error("job {}: {}; later steps are kept in memory only", job.row.id,

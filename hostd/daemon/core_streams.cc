@@ -45,12 +45,11 @@ void Core::Trace(const Identity& identity, const v1::TraceRequest& request,
   }
   JobRun* run = (*job)->run.get();
   absl::StatusOr<std::shared_ptr<TraceCollector>> collector =
-      run == nullptr
-          ? absl::FailedPreconditionError(absl::StrCat(
-                "job ", request.id(), " is ",
-                v1::JobState_Name((*job)->row.state),
-                "; only a running job can be traced"))
-          : run->Trace(request.steps());
+      run == nullptr ? absl::FailedPreconditionError(
+                           absl::StrCat("job ", request.id(), " is ",
+                                        v1::JobState_Name((*job)->row.state),
+                                        "; only a running job can be traced"))
+                     : run->Trace(request.steps());
   if (!collector.ok()) return stream->Finish(collector.status());
   (*collector)->on_change = [this, id = request.id()] { PumpStreams(id); };
   subscriptions_.Add(stream, std::make_unique<TraceSubscription>(

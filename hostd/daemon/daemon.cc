@@ -93,6 +93,9 @@ absl::Status RunningDaemon::Start() {
   parts.own_uid = geteuid();
   parts.version = SLIDEDP_VERSION;
   parts.memory = ReadHostMemory;
+  parts.gpus = [this] {
+    return ProbeGpus(config_.worker_binary, config_.worker_environment);
+  };
   core_ = std::make_unique<Core>(std::move(parts));
   SDP_RETURN_IF_ERROR(core_->Recover());
 

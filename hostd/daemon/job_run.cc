@@ -4,12 +4,19 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "common/base/units.h"
 #include "hostd/daemon/log_lines.h"
+#include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "proto/protocol.h"
 
@@ -21,6 +28,12 @@ std::string Cut(const std::string& text) {
   constexpr size_t kMaxWordsBytes = 1000;
   return ToValidUtf8(text.substr(0, kMaxWordsBytes));
 }
+
+const char* Word(v1::DeviceKind device) {
+  return device == v1::DEVICE_KIND_CUDA ? "cuda" : "cpu";
+}
+
+constexpr absl::string_view kVisibleGpus = "CUDA_VISIBLE_DEVICES=";
 
 }  // namespace
 
@@ -86,10 +99,21 @@ void JobRun::LaunchWorkers() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     LaunchRequest request;
     request.id = {job_.id, rank};
-    request.argv = {
-        config_.worker_binary, "--job",    absl::StrCat(job_.id),   "--rank",
-        absl::StrCat(rank),    "--socket", config_.control_socket()};
+    request.argv = {config_.worker_binary,    "--job",
+                    absl::StrCat(job_.id),    "--rank",
+                    absl::StrCat(rank),       "--socket",
+                    config_.control_socket(), "--device",
+                    Word(job_.spec.device())};
     request.environment = config_.worker_environment;
+    if (!job_.gpus.empty()) {
+      // All ranks see all of the job's GPUs, and take them by rank: so each can
+      // tell whether its GPU reaches the others.
+      std::erase_if(request.environment, [](const std::string& entry) {
+        return absl::StartsWith(entry, kVisibleGpus);
+      });
+      request.environment.push_back(
+          absl::StrCat(kVisibleGpus, absl::StrJoin(job_.gpus, ",")));
+    }
     request.environment.push_back("PATH=/usr/local/bin:/usr/bin:/bin");
     request.environment.push_back(absl::StrCat("HOME=", job_.home));
     request.environment.push_back(absl::StrCat("USER=", job_.user));
@@ -118,7 +142,7 @@ void JobRun::SayWhoIsMissing() {
                    absl::StrJoin(missing, ", "), " to join");
   if (job_.spec.launch() == v1::LAUNCH_KIND_MANUAL) {
     absl::StrAppend(&reason, " (slidedp-worker --job ", job_.id, " --rank ",
-                    missing[0], ")");
+                    missing[0], " --device ", Word(job_.spec.device()), ")");
   }
   Say(v1::CONFIGURING, reason);
 }
@@ -164,11 +188,17 @@ absl::Status JobRun::OnHello(WorkerSession* session, const v1::Hello& hello) {
         "slidedpd starts the workers of job ", job_.id, " itself; submit with ",
         "launch: manual to start them by hand"));
   }
-  const bool is_cpu = plan_.device == policy::DeviceKind::kCpu;
-  if (hello.device() != (is_cpu ? v1::DEVICE_KIND_CPU : v1::DEVICE_KIND_CUDA)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the plan of job ", job_.id, " is for the ",
-                     is_cpu ? "CPU" : "CUDA", " device"));
+  if (hello.device() != job_.spec.device()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job_.id, " is for device ", Word(job_.spec.device()),
+        ", this worker has another; start it with --device ",
+        Word(job_.spec.device())));
+  }
+  if (hello.device() == v1::DEVICE_KIND_CUDA &&
+      hello.device_memory_bytes() == 0) {
+    return absl::InvalidArgumentError(
+        "the worker does not say how much memory its GPU has; use the "
+        "slidedp-worker of this release");
   }
   session->job = job_.id;
   session->rank = hello.rank();
@@ -186,19 +216,53 @@ absl::Status JobRun::OnHello(WorkerSession* session, const v1::Hello& hello) {
 
 // ---- The plan ----
 
+absl::Status JobRun::PlanForDevices() {
+  uint64_t gpu_bytes = std::numeric_limits<uint64_t>::max();
+  for (const Rank& rank : ranks_) {
+    if (!rank.hello.peer_access()) problem_.peer_access = false;
+    gpu_bytes = std::min(gpu_bytes, rank.hello.device_memory_bytes());
+  }
+  if (problem_.device == policy::DeviceKind::kCpu) {
+    // Otherwise it is the plan of the submission.
+    if (!problem_.peer_access) {
+      SDP_ASSIGN_OR_RETURN(plan_, policy::MakePlan(problem_));
+    }
+    return absl::OkStatus();
+  }
+  SDP_ASSIGN_OR_RETURN(problem_.device_memory_bytes,
+                       policy::GpuBufferBytes(problem_, gpu_bytes));
+  SDP_ASSIGN_OR_RETURN(plan_, policy::MakePlan(problem_));
+  return policy::CheckGpuFit(
+      policy::DeviceBuffers(job_.checked.config, job_.checked.layout, plan_),
+      problem_.device_memory_bytes);
+}
+
+std::string JobRun::DescribeDevices() const {
+  std::map<std::string, int> counts;
+  for (const Rank& rank : ranks_) {
+    ++counts[absl::StrCat(Cut(rank.hello.device_description()), ", ",
+                          FormatBytes(rank.hello.device_memory_bytes()))];
+  }
+  std::vector<std::string> devices;
+  for (const auto& [device, count] : counts) {
+    devices.push_back(absl::StrCat(count, " x ", device));
+  }
+  return absl::StrCat("devices: ", absl::StrJoin(devices, "; "),
+                      problem_.ranks > 1 && !problem_.peer_access
+                          ? "; they do not reach each other"
+                          : "");
+}
+
 void JobRun::Propose() {
   if (phase_ == Phase::kJoining) {
-    for (const Rank& rank : ranks_) {
-      if (!rank.hello.peer_access()) problem_.peer_access = false;
+    absl::Status planned = PlanForDevices();
+    if (!planned.ok()) {
+      Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+            std::string(planned.message()));
+      return;
     }
-    if (!problem_.peer_access) {
-      absl::StatusOr<policy::Plan> plan = policy::MakePlan(problem_);
-      if (!plan.ok()) {
-        Abort(v1::FAILED, shm::AbortReason::kJobFailed,
-              std::string(plan.status().message()));
-        return;
-      }
-      plan_ = *std::move(plan);
+    if (problem_.device == policy::DeviceKind::kCuda) {
+      Say(v1::CONFIGURING, "planning", DescribeDevices());
     }
   }
   if (absl::Status status = events_.plan(plan_); !status.ok()) {
@@ -250,7 +314,9 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
   if (phase_ >= Phase::kLeaving) return;
   switch (message.what_case()) {
     case v1::WorkerMessage::kHeartbeat:
-      return;
+      from.pss_bytes = message.heartbeat().pss_bytes();
+      from.device_peak_bytes = message.heartbeat().device_peak_bytes();
+      return TellMemory();
     case v1::WorkerMessage::kFailed:
       return FailRank(rank,
                       absl::StrCat("failed: ", Cut(message.failed().why())),
@@ -266,8 +332,13 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
       }
       return OnAnswer();
     case v1::WorkerMessage::kReady:
-      if (phase_ != Phase::kLoading || from.ready || from.nonce_good) break;
+      if (phase_ != Phase::kLoading || from.ready || from.nonce_good ||
+          (NeedsCollectiveIds() && !ids_passed_)) {
+        break;
+      }
       return OnReady(rank, message.ready());
+    case v1::WorkerMessage::kCollectiveIds:
+      return OnCollectiveIds(rank, message.collective_ids());
     case v1::WorkerMessage::kStepsDone:
       if (phase_ != Phase::kStepping || from.steps_done) break;
       from.steps_done = true;
@@ -279,6 +350,11 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
     case v1::WorkerMessage::kOutputCommitted:
       if (phase_ != Phase::kCommitting || rank != 0) break;
       return OnCommitted(message.output_committed().path());
+    case v1::WorkerMessage::kStepSpans:
+      if (auto trace = trace_.lock()) {
+        trace->OnRank(rank, message.step_spans());
+      }
+      return;
     case v1::WorkerMessage::kHello:
     case v1::WorkerMessage::WHAT_NOT_SET:
       break;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "hostd/daemon/handover.h"
 #include "hostd/daemon/spec_check.h"
 #include "hostd/daemon/task_thread.h"
+#include "hostd/daemon/trace_collector.h"
 #include "hostd/daemon/worker_session.h"
 #include "hostd/launch/launcher.h"
 #include "hostd/store/host_state.h"
@@ -35,6 +37,8 @@ struct RunJob {
   std::vector<uint32_t> groups;
   std::string user;
   std::string home;
+  // The GPUs of its ranks, in rank order; empty if they are not ours to choose.
+  std::vector<std::string> gpus;
 };
 
 // What a run tells. Called on the loop thread; none may destroy the run.
@@ -48,6 +52,9 @@ struct RunEvents {
   std::function<absl::Status(const policy::Plan& plan)> plan;
   std::function<void(uint32_t rank, const Launched& process)> launched;
   std::function<void(const StepResult& result)> step;
+  // As measured a moment ago: PSS of daemon and workers together, and the
+  // largest device memory of a rank.
+  std::function<void(uint64_t pss_bytes, uint64_t device_bytes)> memory;
   // The workers are gone. COMPLETED, FAILED or CANCELLED.
   std::function<void(v1::JobState state, const std::string& reason)> ended;
   // After `ended`: the memory is free. The run may be destroyed from a later
@@ -81,6 +88,8 @@ class JobRun {
   bool CanCancel() const {
     return phase_ != Phase::kCommitting && phase_ != Phase::kLeaving;
   }
+  // The next `steps` steps, or what is left of the job. One trace at a time.
+  absl::StatusOr<std::shared_ptr<TraceCollector>> Trace(uint32_t steps);
   // Whatever the phase.
   void Abort(v1::JobState state, shm::AbortReason why,
              const std::string& reason);
@@ -116,18 +125,31 @@ class JobRun {
     bool process = false;  // started by us and not reaped yet
     int32_t pid = 0;
     int64_t heard_ns = 0;
+    // What its heartbeats say; 0: nothing yet.
+    uint64_t pss_bytes = 0;
+    uint64_t device_peak_bytes = 0;
   };
 
   void LaunchWorkers();
   std::string LogFileOf(uint32_t rank) const;
   void SayWhoIsMissing();
   void Propose();
+  // A plan for the devices that have joined.
+  absl::Status PlanForDevices();
+  std::string DescribeDevices() const;
   void OnAnswer();
   void Reserve();
   void OnReserved(absl::Status status);
   void OnReady(uint32_t rank, const v1::Ready& ready);
-  // Receives, checks and loads rank 0's files on the run's thread.
+  void OnCollectiveIds(uint32_t rank, const v1::CollectiveIds& ids);
+  // Whether GPU ranks have to meet before they can be ready.
+  bool NeedsCollectiveIds() const {
+    return plan_.device == policy::DeviceKind::kCuda && plan_.ranks > 1;
+  }
+  // On the run's thread: receives, checks and loads rank 0's files, or makes
+  // random weights.
   void LoadSource();
+  absl::Status FillRandom(HostState& state) const;
   void OnLoaded(const absl::Status& status);
   void StartStepsIfReady();
   void OnStep(const StepResult& result);
@@ -138,6 +160,8 @@ class JobRun {
                  const std::vector<std::string>& warnings);
   void CommitIfWritten();
   void OnCommitted(const std::string& path);
+  // The job is COMPLETED; ranks leave.
+  void LeaveComplete(const std::string& event);
 
   // The first failure of a rank ends the job; `refinable` if the exit of its
   // process will tell more.
@@ -155,6 +179,9 @@ class JobRun {
   };
   void Destroy(Remains remains);
   void StoreHeartbeat();
+  // Measures the daemon on the run's thread, where it holds up nobody.
+  void MeasureMemory(int64_t now_ns);
+  void TellMemory();
   void PressWorkers(int64_t now_ns);
   void EndIfGone();
   bool EveryRank(bool Rank::*flag) const;
@@ -179,12 +206,20 @@ class JobRun {
   std::unique_ptr<HostState> state_;
   bool segments_taken_ = false;
   bool loaded_ = false;
+  bool ids_passed_ = false;  // collective ids, to every rank
+  // Spans of the update workers' last tasks: some steps of a large model.
+  trace::Recorder update_spans_{size_t{1} << 15};
+  std::weak_ptr<TraceCollector> trace_;
   // Started on the loop thread, ended on the run's thread.
   std::unique_ptr<UpdateEngine> engine_;
   uint64_t steps_applied_ = 0;
+  uint64_t own_pss_bytes_ = 0;
+  int64_t next_pss_ns_ = 0;
   std::shared_ptr<AttachConnection> files_connection_;  // rank 0's
   bool output_opened_ = false;
   bool written_ = false;
+  // Set by an abort: reading or writing of weights ends soon.
+  std::atomic<bool> stop_files_ = false;
   // The run's thread only.
   std::optional<model::TensorSource> source_;
 

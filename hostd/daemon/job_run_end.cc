@@ -3,9 +3,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "common/base/memory.h"
 #include "hostd/daemon/job_run.h"
 #include "hostd/daemon/log_lines.h"
 
@@ -17,6 +19,8 @@ constexpr int64_t kSecondNs = 1'000'000'000;
 constexpr int64_t kTermAfterNs = 3 * kSecondNs;
 // From SIGKILL to giving up on the memory of a run before its end is told.
 constexpr int64_t kTearDownGraceNs = 5 * kSecondNs;
+// Reading PSS walks every page table: at most a twentieth of the time.
+constexpr int64_t kPssShare = 20;
 
 }  // namespace
 
@@ -46,6 +50,7 @@ void JobRun::Abort(v1::JobState state, shm::AbortReason why,
   message.mutable_abort()->set_why(reason);
   SendAll(message);
   FinishAll(absl::AbortedError(reason));
+  stop_files_ = true;
   // Wakes the run's thread if it waits for rank 0's files.
   if (files_connection_ != nullptr) {
     shutdown(files_connection_->socket.get(), SHUT_RDWR);
@@ -113,8 +118,35 @@ void JobRun::StoreHeartbeat() {
                                        std::memory_order_release);
 }
 
+void JobRun::MeasureMemory(int64_t now_ns) {
+  if (phase_ != Phase::kStepping || now_ns < next_pss_ns_) return;
+  next_pss_ns_ = std::numeric_limits<int64_t>::max();  // until it is back
+  thread_.Post([this] {
+    const int64_t began_ns = MonotonicNs();
+    const uint64_t pss_bytes = ProcessPssBytes();
+    const int64_t cost_ns = MonotonicNs() - began_ns;
+    Back([pss_bytes, cost_ns](JobRun& run) {
+      run.own_pss_bytes_ = pss_bytes;
+      run.next_pss_ns_ = MonotonicNs() + kPssShare * cost_ns;
+      run.TellMemory();
+    });
+  });
+}
+
+void JobRun::TellMemory() {
+  uint64_t pss_bytes = own_pss_bytes_, device_bytes = 0;
+  bool complete = own_pss_bytes_ != 0;
+  for (const Rank& rank : ranks_) {
+    complete &= rank.pss_bytes != 0;
+    pss_bytes += rank.pss_bytes;
+    device_bytes = std::max(device_bytes, rank.device_peak_bytes);
+  }
+  events_.memory(complete ? pss_bytes : 0, device_bytes);
+}
+
 void JobRun::Tick(int64_t now_ns) {
   StoreHeartbeat();
+  MeasureMemory(now_ns);
   if (phase_ >= Phase::kLeaving) {
     PressWorkers(now_ns);
     EndIfGone();

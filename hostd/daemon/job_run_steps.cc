@@ -1,14 +1,18 @@
 // Memory, weights, steps and output of a run.
 #include <sys/random.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/memory.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "hostd/daemon/job_run.h"
+#include "hostd/store/random_weights.h"
+#include "proto/protocol.h"
 
 namespace slidedp::hostd {
 namespace {
@@ -123,6 +127,13 @@ void JobRun::OnAttach(std::shared_ptr<AttachConnection> connection,
 void JobRun::LoadSource() {
   // `state` is used by this task only until it comes back: a tear-down queues
   // behind it.
+  if (job_.spec.has_random_weights_seed() && job_.spec.output().empty()) {
+    thread_.Post([this, state = state_.get()] {
+      const absl::Status status = FillRandom(*state);
+      Back([status](JobRun& run) { run.OnLoaded(status); });
+    });
+    return;
+  }
   thread_.Post([this, state = state_.get(), connection = files_connection_] {
     auto load = [&]() -> absl::Status {
       SDP_ASSIGN_OR_RETURN(
@@ -131,7 +142,9 @@ void JobRun::LoadSource() {
       SDP_ASSIGN_OR_RETURN(source_,
                            model::TensorSource::FromFiles(std::move(files)));
       SDP_RETURN_IF_ERROR(model::ValidateSource(state->layout(), *source_));
-      return LoadParameters(*source_, *state);
+      return job_.spec.has_random_weights_seed()
+                 ? FillRandom(*state)
+                 : LoadParameters(*source_, *state, &stop_files_);
     };
     absl::Status status = load();
     if (absl::Status sent =
@@ -141,6 +154,13 @@ void JobRun::LoadSource() {
     }
     Back([status](JobRun& run) { run.OnLoaded(status); });
   });
+}
+
+absl::Status JobRun::FillRandom(HostState& state) const {
+  // Nothing else computes yet: every CPU may help.
+  return FillRandomParameters(job_.spec.random_weights_seed(),
+                              job_.checked.problem.logical_cpus, state,
+                              &stop_files_);
 }
 
 void JobRun::OnLoaded(const absl::Status& status) {
@@ -176,11 +196,42 @@ void JobRun::OnReady(uint32_t rank, const v1::Ready& ready) {
   StartStepsIfReady();
 }
 
+void JobRun::OnCollectiveIds(uint32_t rank, const v1::CollectiveIds& ids) {
+  // Rank 0's, once, while the ranks wait for them.
+  if (phase_ != Phase::kLoading || rank != 0 || ids_passed_ ||
+      !NeedsCollectiveIds() || ranks_[rank].nonce_good) {
+    return Unexpected(rank, "collective_ids");
+  }
+  bool good = ids.ids_size() == policy::kCommunicators;
+  for (int i = 0; good && i < ids.ids_size(); ++i) {
+    good = ids.ids(i).size() == kCollectiveIdBytes &&
+           (i == 0 || ids.ids(i) != ids.ids(i - 1));
+  }
+  if (!good) {
+    FailRank(rank,
+             absl::StrCat("sent ", ids.ids_size(),
+                          " collective ids that are "
+                          "not ",
+                          policy::kCommunicators, " different ones of ",
+                          kCollectiveIdBytes,
+                          " bytes; slidedp-worker and "
+                          "slidedpd must be of one release"),
+             /*refinable=*/false);
+    return;
+  }
+  ids_passed_ = true;
+  v1::DaemonMessage message;
+  *message.mutable_collective_ids() = ids;
+  SendAll(message);
+}
+
 void JobRun::StartStepsIfReady() {
   if (!loaded_ || !EveryRank(&Rank::ready)) return;
   phase_ = Phase::kStepping;
+  UpdateConfig config = UpdateConfigOf(job_.spec, plan_);
+  config.recorder = &update_spans_;
   engine_ = UpdateEngine::Start(
-      *state_, UpdateConfigOf(job_.spec, plan_),
+      *state_, config,
       [this](const StepResult& result) {
         Back([result](JobRun& run) { run.OnStep(result); });
       },
@@ -200,7 +251,32 @@ void JobRun::OnStep(const StepResult& result) {
   // A step that was applied before an abort is still reported.
   steps_applied_ = result.step + 1;
   events_.step(result);
+  if (auto trace = trace_.lock()) {
+    trace->OnStep(result.step, result.begin_ns, result.end_ns, update_spans_);
+  }
   if (phase_ == Phase::kStepping) CompleteIfDone();
+}
+
+absl::StatusOr<std::shared_ptr<TraceCollector>> JobRun::Trace(uint32_t steps) {
+  if (auto other = trace_.lock(); other != nullptr && !other->complete()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job_.id, " is being traced already; wait for that to end"));
+  }
+  // The step after the one under way is the first whole one.
+  const uint64_t first = steps_applied_ + 1;
+  if (phase_ != Phase::kStepping || first >= job_.spec.steps()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job ", job_.id,
+        phase_ < Phase::kStepping ? " has not begun to train; try again when "
+                                    "it has"
+                                  : " has no whole step left to trace"));
+  }
+  const uint64_t count = std::min<uint64_t>(steps, job_.spec.steps() - first);
+  auto trace = std::make_shared<TraceCollector>(
+      first, count, static_cast<uint32_t>(ranks_.size()));
+  SendAll(trace->Request());
+  trace_ = trace;
+  return trace;
 }
 
 void JobRun::CompleteIfDone() {
@@ -212,12 +288,20 @@ void JobRun::CompleteIfDone() {
       absl::StrCat("all ", steps_applied_, " steps are applied"));
   thread_.Post([this, engine = engine_.get()] {
     engine->Stop();
-    Back([](JobRun& run) { run.OnEngineStopped(); });
+    Back([pss_bytes = ProcessPssBytes()](JobRun& run) {
+      run.own_pss_bytes_ = pss_bytes;
+      run.TellMemory();
+      run.OnEngineStopped();
+    });
   });
 }
 
 void JobRun::OnEngineStopped() {
   if (phase_ != Phase::kStopping) return;
+  if (job_.spec.output().empty()) {
+    LeaveComplete("the result is dropped: the job has no output");
+    return;
+  }
   phase_ = Phase::kWriting;
   Say(v1::COMPLETING, absl::StrCat("writing ", job_.spec.output()));
   v1::DaemonMessage message;
@@ -234,7 +318,8 @@ void JobRun::WriteOutput() {
           NamedFiles files,
           ReceiveFiles(connection->socket.get(), v1::FilesMessage::OUTPUT));
       SDP_ASSIGN_OR_RETURN(std::vector<int> fds, MatchOutput(*source_, files));
-      SDP_ASSIGN_OR_RETURN(warnings, WriteParameters(*source_, *state, fds));
+      SDP_ASSIGN_OR_RETURN(
+          warnings, WriteParameters(*source_, *state, fds, &stop_files_));
       return absl::OkStatus();
     };
     absl::Status status = write();
@@ -278,11 +363,15 @@ void JobRun::CommitIfWritten() {
 }
 
 void JobRun::OnCommitted(const std::string& path) {
+  LeaveComplete(absl::StrCat("output is in ", path));
+}
+
+void JobRun::LeaveComplete(const std::string& event) {
   phase_ = Phase::kLeaving;
   end_state_ = v1::COMPLETED;
   end_reason_ = "";
   end_began_ns_ = MonotonicNs();
-  Say(v1::COMPLETING, "workers leave", absl::StrCat("output is in ", path));
+  Say(v1::COMPLETING, "workers leave", event);
   v1::DaemonMessage message;
   message.mutable_leave();
   SendAll(message);

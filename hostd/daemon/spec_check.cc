@@ -110,9 +110,14 @@ absl::Status CheckEnums(const v1::JobSpec& spec) {
                                 v1::GradRoute_IsValid(routes.grads())));
   SDP_RETURN_IF_ERROR(CheckEnum("routes.reduce", routes.reduce(),
                                 v1::ReduceDtype_IsValid(routes.reduce())));
-  if (spec.device() == v1::DEVICE_KIND_CUDA) {
-    return Bad("device", "cuda", "this release computes on the CPU only",
-               "set device: cpu or auto");
+  SDP_RETURN_IF_ERROR(
+      CheckEnum("compute_dtype", spec.compute_dtype(),
+                v1::ComputeDtype_IsValid(spec.compute_dtype())));
+  SDP_RETURN_IF_ERROR(CheckEnum("update", spec.update_mode(),
+                                v1::UpdateMode_IsValid(spec.update_mode())));
+  if (spec.device() == v1::DEVICE_KIND_AUTO) {
+    return Bad("device", "auto", "is not resolved to cpu or cuda",
+               "let slidedpctl submit it");
   }
   return absl::OkStatus();
 }
@@ -166,7 +171,10 @@ absl::Status CheckFields(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(CheckText("name", spec.name(), kMaxNameBytes));
   SDP_RETURN_IF_ERROR(CheckPath("model", spec.model()));
   SDP_RETURN_IF_ERROR(CheckPath("data", spec.data()));
-  SDP_RETURN_IF_ERROR(CheckPath("output", spec.output()));
+  // Only what can be made again may be dropped.
+  if (!spec.output().empty() || !spec.has_random_weights_seed()) {
+    SDP_RETURN_IF_ERROR(CheckPath("output", spec.output()));
+  }
   if (spec.output() == spec.model()) {
     return Bad("output", spec.output(), "is the model's own folder",
                "name a folder that does not exist yet");
@@ -204,7 +212,10 @@ absl::StatusOr<CheckedSpec> CheckSpec(const v1::JobSpec& spec,
                               absl::StrCat(spec.model(), "/config.json")));
   SDP_ASSIGN_OR_RETURN(
       checked.problem,
-      policy::ProblemOf(spec, checked.config, policy::DeviceKind::kCpu,
+      policy::ProblemOf(spec, checked.config,
+                        spec.device() == v1::DEVICE_KIND_CUDA
+                            ? policy::DeviceKind::kCuda
+                            : policy::DeviceKind::kCpu,
                         /*peer_access=*/true, facts.logical_cpus));
   if (checked.problem.update_threads == 0) {
     checked.problem.update_threads = facts.update_threads;

@@ -22,6 +22,8 @@ GOLDENS = ROOT / "tests" / "goldens"
 def pytest_addoption(parser):
     parser.addoption("--build", default=str(ROOT / "build" / "dev"),
                      help="the build whose binaries are tested")
+    parser.addoption("--device", default="cpu", choices=("cpu", "cuda"),
+                     help="what jobs compute on; cuda also runs cuda_test.py")
     parser.addoption("--kills", type=int, default=100,
                      help="how often the kill tests kill")
 
@@ -46,8 +48,10 @@ def daemon(binaries, tmp_path):
 class Job:
     """A tiny job's files. Change the attributes, then spec()."""
 
-    def __init__(self, folder, case="llama_tied", sequences=8, length=24):
+    def __init__(self, folder, device, case="llama_tied", sequences=8,
+                 length=24):
         self.folder = folder
+        self.device = device
         self.model = folder / "model"
         shutil.copytree(GOLDENS / case / "model", self.model)
         for path in self.model.iterdir():
@@ -79,7 +83,7 @@ class Job:
     def spec(self, **changes):
         return {"name": "tiny", "model": str(self.model),
                 "data": str(self.data), "output": str(self.folder / "output"),
-                "ranks": 2, "device": "cpu", "sequence_length": self.length,
+                "ranks": 2, "device": self.device, "sequence_length": self.length,
                 "batch_size": 4, "micro_batch_size": 1, "steps": 3,
                 "optimizer": {"lr": 1e-3}, "schedule": "constant",
                 "tuning": {"compute_threads": 1, "update_threads": 1},
@@ -87,7 +91,12 @@ class Job:
 
 
 @pytest.fixture
-def make_job(tmp_path):
+def device(request):
+    return request.config.getoption("--device")
+
+
+@pytest.fixture
+def make_job(tmp_path, device):
     count = 0
 
     def make(*arguments, **keywords):
@@ -95,7 +104,7 @@ def make_job(tmp_path):
         count += 1
         folder = tmp_path / f"job{count}"
         folder.mkdir()
-        return Job(folder, *arguments, **keywords)
+        return Job(folder, device, *arguments, **keywords)
 
     return make
 

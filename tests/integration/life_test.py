@@ -57,7 +57,7 @@ def test_two_runs_give_the_same_bytes(daemon, make_job):
     outputs = []
     for _ in range(2):
         job = make_job("qwen2_tied")
-        daemon.submit(job.spec(), "--wait")
+        daemon.submit(job.spec(deterministic=True), "--wait")
         outputs.append((job.folder / "output/model.safetensors").read_bytes())
     assert outputs[0] == outputs[1]
 
@@ -104,8 +104,10 @@ def test_drain_holds_jobs_back(daemon, make_job):
              == "COMPLETED", 60)
 
 
-def test_segments_are_as_estimated_and_pss_close(daemon, make_job):
+def test_segments_are_as_estimated_and_pss_close(daemon, make_job, device):
     """Segments to the byte; PSS of all processes at most 2 % + 64 MiB above."""
+    if device != "cpu":
+        pytest.skip("what CUDA takes of the host is not ours to estimate")
     job = make_job("llama_tied", sequences=64, length=128)
     wide = {"hidden_size": 512, "num_attention_heads": 8,
             "num_key_value_heads": 4, "head_dim": 64,

@@ -47,6 +47,10 @@ class CoreTest : public ::testing::Test {
     parts.memory = [this]() -> absl::StatusOr<HostMemory> {
       return HostMemory{total_bytes_, "test", available_bytes_, "test"};
     };
+    parts.gpus = [this] {
+      ++gpu_counts_;
+      return gpus_;
+    };
     core_ = std::make_unique<Core>(std::move(parts));
     absl::Status status = core_->Recover();
     SDP_CHECK(status.ok(), status.ToString());
@@ -126,6 +130,10 @@ class CoreTest : public ::testing::Test {
   Config config_;
   std::atomic<uint64_t> total_bytes_ = uint64_t{64} << 30;
   std::atomic<uint64_t> available_bytes_ = uint64_t{64} << 30;
+  // What counting GPUs gives; not changed while the core may count.
+  absl::StatusOr<GpuFacts> gpus_ =
+      absl::UnavailableError("no GPUs in this test");
+  std::atomic<int> gpu_counts_ = 0;
   uint32_t own_uid_ = geteuid();
   // Who submits and joins; an administrator like the daemon's own user.
   Identity self_{geteuid(), true, "self"};

@@ -65,14 +65,17 @@ void FakeSession::Say(const v1::WorkerMessage& message) {
   });
 }
 
-void FakeSession::SayHello(uint64_t job, uint32_t rank, bool peer_access) {
+void FakeSession::SayHello(uint64_t job, uint32_t rank, bool peer_access,
+                           uint64_t gpu_bytes) {
   v1::WorkerMessage message;
   v1::Hello* hello = message.mutable_hello();
   hello->set_job(job);
   hello->set_rank(rank);
   hello->set_protocol(kProtocolVersion);
   hello->set_pid(static_cast<uint32_t>(getpid()));
-  hello->set_device(v1::DEVICE_KIND_CPU);
+  hello->set_device(gpu_bytes > 0 ? v1::DEVICE_KIND_CUDA : v1::DEVICE_KIND_CPU);
+  hello->set_device_description(gpu_bytes > 0 ? "test GPU" : "test CPU");
+  hello->set_device_memory_bytes(gpu_bytes);
   hello->set_peer_access(peer_access);
   Say(message);
 }

@@ -32,7 +32,9 @@ class FakeSession final : public WorkerSession {
 
   // What a worker does.
   void Say(const v1::WorkerMessage& message);
-  void SayHello(uint64_t job, uint32_t rank, bool peer_access = true);
+  // `gpu_bytes`: of its GPU; 0: a CPU rank.
+  void SayHello(uint64_t job, uint32_t rank, bool peer_access = true,
+                uint64_t gpu_bytes = 0);
   void Break();
 
   // The next message; none once the daemon has finished the session. Aborts

@@ -39,6 +39,12 @@ class JobRunTest : public CoreTest {
     spec_.set_output(folder_.Sub("output"));
   }
 
+  // The ranks to come have GPUs of that size.
+  void UseGpus(uint64_t gpu_bytes) {
+    gpu_bytes_ = gpu_bytes;
+    spec_.set_device(v1::DEVICE_KIND_CUDA);
+  }
+
   // Submits and lets `ranks` join; Propose has been sent.
   uint64_t Join(uint32_t ranks, bool peer_access = true) {
     spec_.set_ranks(ranks);
@@ -46,7 +52,7 @@ class JobRunTest : public CoreTest {
     const uint64_t job = MustSubmit(spec_);
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       sessions_.push_back(NewSession());
-      sessions_[rank]->SayHello(job, rank, peer_access);
+      sessions_[rank]->SayHello(job, rank, peer_access, gpu_bytes_);
     }
     return job;
   }
@@ -90,6 +96,7 @@ class JobRunTest : public CoreTest {
   }
 
   v1::JobSpec spec_;
+  uint64_t gpu_bytes_ = 0;
   std::vector<std::unique_ptr<FakeSession>> sessions_;
   std::vector<v1::AttachRequest> attach_requests_;
   std::vector<std::unique_ptr<FakeAttachment>> attached_;

@@ -51,7 +51,7 @@ TEST_F(JobRunTest, OddSessionsAreRefusedAndHarmNobody) {
   hello.mutable_hello()->set_device(v1::DEVICE_KIND_CUDA);
   cuda->Say(hello);
   EXPECT_THAT(cuda->End(), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                    HasSubstr("CPU")));
+                                    HasSubstr("start it with --device cpu")));
   EXPECT_EQ(Info(job).state(), v1::CONFIGURING);
 }
 

@@ -48,7 +48,7 @@ TEST(SpecCheckTest, HostileFieldsAreNamed) {
       {"ranks", [](auto& s) { s.set_ranks(0); }},
       {"ranks", [](auto& s) { s.set_ranks(65); }},
       {"ranks", [](auto& s) { s.set_ranks(4294967295u); }},
-      {"device", [](auto& s) { s.set_device(v1::DEVICE_KIND_CUDA); }},
+      {"device", [](auto& s) { s.set_device(v1::DEVICE_KIND_AUTO); }},
       {"device", [](auto& s) { s.set_device(v1::DeviceKind(9)); }},
       {"launch", [](auto& s) { s.set_launch(v1::LaunchKind(-1)); }},
       {"sequence_length", [](auto& s) { s.set_sequence_length(0); }},
