@@ -82,18 +82,25 @@ void Recorder::Add(const Span& span) {
 std::vector<Span> Recorder::Snapshot() const {
   std::vector<std::pair<uint64_t, Span>> found;
   found.reserve(ring_->slots.size());
-  for (const Slot& slot : ring_->slots) {
+  // From the oldest on: in order, unless something is added meanwhile.
+  const uint64_t oldest = ring_->next.load(std::memory_order_acquire);
+  for (size_t i = 0; i < ring_->slots.size(); ++i) {
+    const Slot& slot = ring_->slots[(oldest + i) & (ring_->slots.size() - 1)];
     const uint64_t before = slot.sequence.load(std::memory_order_acquire);
     if (before == 0 || before % 2 != 0) continue;
     Packed packed;
-    for (size_t i = 0; i < kWords; ++i) {
-      packed[i] = slot.words[i].load(std::memory_order_acquire);
+    for (size_t w = 0; w < kWords; ++w) {
+      packed[w] = slot.words[w].load(std::memory_order_acquire);
     }
     if (slot.sequence.load(std::memory_order_relaxed) != before) continue;
     found.emplace_back(before, Unpack(packed));
   }
-  std::sort(found.begin(), found.end(),
-            [](const auto& a, const auto& b) { return a.first < b.first; });
+  const auto earlier = [](const auto& a, const auto& b) {
+    return a.first < b.first;
+  };
+  if (!std::is_sorted(found.begin(), found.end(), earlier)) {
+    std::sort(found.begin(), found.end(), earlier);
+  }
   std::vector<Span> spans;
   spans.reserve(found.size());
   for (auto& [sequence, span] : found) spans.push_back(span);
