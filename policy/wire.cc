@@ -207,7 +207,8 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   plan.update_threads = static_cast<int>(wire.update_threads());
   for (char mask : wire.keep()) {
     plan.keep.push_back(static_cast<uint8_t>(mask));
-    if (plan.keep.back() >> kSegments != 0) return Bad("keep", plan.keep.back());
+    if (plan.keep.back() >> kSegments != 0)
+      return Bad("keep", plan.keep.back());
   }
   SDP_ASSIGN_OR_RETURN(plan.float32, IsFloat32(wire.compute_dtype()));
   plan.deterministic = wire.deterministic();

@@ -30,11 +30,15 @@ MAY_INCLUDE = {
                "common/collective/exchange.h", "policy", "proto"],
     "hostd": ["common/base", "common/shm", "common/model", "common/trace",
               "proto", "policy", "hostd"],
-    # The client checks a dataset as the user, before the daemon is asked.
+    # The client checks a dataset as the user, before the daemon is asked, and
+    # counts GPUs through the worker's probe, as the daemon does.
     "hostd/ctl": ["common/base", "common/shm", "common/model", "common/trace",
-                  "proto", "policy", "hostd/ctl", "worker/data"],
+                  "proto", "policy", "hostd/ctl", "worker/data",
+                  "hostd/launch/gpu_probe.h"],
     "worker": ["common", "proto", "worker", "policy/plan.h", "policy/wire.h",
                "policy/lr_schedule.h"],
+    # Benchmarks make plans of their own.
+    "worker/bench": ["common", "proto", "worker", "policy"],
 }
 FORBIDDEN_LINKS = {
     "hostd": r"slidedp::(ops|device|collective|step|session|infer)\b",

@@ -151,8 +151,7 @@ void UpdateWorkers::Record(const Task& task, int64_t slice_begin_ns) {
   recorder_->Add(
       {trace::Lane::kUpdate, SpanName(task.kind), task.unit,
        static_cast<int32_t>(
-           norm ? task.index
-                : task.index - work_.units[task.unit].first_piece),
+           norm ? task.index : task.index - work_.units[task.unit].first_piece),
        step_,
        norm ? slice_begin_ns : begin_ns(task).load(std::memory_order_relaxed),
        MonotonicNs()});

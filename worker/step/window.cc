@@ -108,7 +108,7 @@ absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
                                       visit.step, *stream_));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.free, *stream_));
   SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliver, visit.step,
-                                        {"deliver", visit.unit}, *stream_));
+                                       {"deliver", visit.unit}, *stream_));
   SDP_RETURN_IF_ERROR(Bring(visit.unit, slot.data));
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliver, visit.step, *stream_));
   return device.Record(*slot.ready, *stream_);

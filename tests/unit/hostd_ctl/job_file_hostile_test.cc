@@ -1,12 +1,11 @@
 // Job files as hostile input.
-#include "hostd/ctl/job_file.h"
-
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "hostd/ctl/job_file.h"
 #include "tests/testing/random.h"
 #include "tests/testing/status_matchers.h"
 
