@@ -17,6 +17,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "hostd/store/host_state.h"
+#include "hostd/store/pieces.h"
 #include "hostd/store/split.h"
 #include "tests/testing/half.h"
 #include "tests/testing/status_matchers.h"
