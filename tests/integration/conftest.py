@@ -48,8 +48,8 @@ def daemon(binaries, tmp_path):
 class Job:
     """A tiny job's files. Change the attributes, then spec()."""
 
-    def __init__(self, folder, device, case="llama_tied", sequences=8,
-                 length=24):
+    def __init__(self, folder, case="llama_tied", sequences=8, length=24,
+                 device="cpu"):
         self.folder = folder
         self.device = device
         self.model = folder / "model"
@@ -104,7 +104,7 @@ def make_job(tmp_path, device):
         count += 1
         folder = tmp_path / f"job{count}"
         folder.mkdir()
-        return Job(folder, device, *arguments, **keywords)
+        return Job(folder, *arguments, device=device, **keywords)
 
     return make
 
