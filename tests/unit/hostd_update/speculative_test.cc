@@ -42,12 +42,13 @@ class RandomPauses {
   Deviations deviations() {
     Deviations d;
     d.before_chunk = [this](int, uint64_t, uint64_t) {
-      uint32_t pauses;
+      uint32_t spins;
       {
         std::lock_guard lock(mutex_);
-        pauses = random_() % 16 == 0 ? random_() % 400 : 0;
+        spins = random_() % 16 == 0 ? random_() % 20'000 : 0;
       }
-      for (uint32_t i = 0; i < pauses; ++i) std::this_thread::yield();
+      // Not a sleep: however busy the machine is, it must not take long.
+      for (uint32_t i = 0; i < spins; ++i) asm volatile("");
       return true;
     };
     return d;
@@ -114,7 +115,7 @@ TEST(SpeculativeTest, EqualsDeferredBitwiseWhereNothingIsClipped) {
     for (int ranks : {1, 2}) {
       for (int percent : {100, 30}) {
         JobOptions options = Speculative(route, ranks);
-        options.steps = 30;
+        options.steps = 20;
         options.max_grad_norm = 1e6;
         options.used_rows_percent = percent;
         Job job(options, /*seed=*/ranks);
@@ -138,8 +139,8 @@ TEST(SpeculativeTest, EqualsDeferredBitwiseWhereNothingIsClipped) {
   }
 }
 
-// Every other step is clipped, with a coefficient of 0.4 or less: some units
-// are updated before the norm is too large.
+// Every other step is clipped: some units are updated before the norm is too
+// large.
 TEST(SpeculativeTest, IsWithinAMillionthOfDeferredAfterManyClippedSteps) {
   for (GradRoute route : kRoutes) {
     for (bool predicts : {true, false}) {
@@ -158,7 +159,9 @@ TEST(SpeculativeTest, IsWithinAMillionthOfDeferredAfterManyClippedSteps) {
       EXPECT_THAT(outcome.failures, IsEmpty());
       ASSERT_THAT(outcome.results, SizeIs(options.steps));
       uint64_t clipped = 0, corrected = 0;
+      double way = 0;  // of a weight that always moves by the learning rate
       for (const StepResult& result : outcome.results) {
+        way += result.lr;
         clipped += result.clip_coefficient < 1;
         corrected += result.clip_coefficient < 1 && result.speculated;
       }
@@ -172,9 +175,9 @@ TEST(SpeculativeTest, IsWithinAMillionthOfDeferredAfterManyClippedSteps) {
       const Snapshot found = Snapshot::Of(*job.state);
       EXPECT_LE(RelativeDistance(found, expected), 1e-6);
       for (size_t i = 0; i < found.hi.size(); ++i) {
-        // Weights are about 0.1; those that crossed 0 are as exact.
+        // Of what the weight is, or of the way that it has gone.
         ASSERT_NEAR(Weight(found, i), Weight(expected, i),
-                    1e-6 * std::max(0.1, std::fabs(Weight(expected, i))));
+                    1e-6 * std::max(way, std::fabs(Weight(expected, i))));
       }
     }
   }
@@ -209,7 +212,7 @@ TEST(SpeculativeTest, BitsDoNotDependOnArrivalsThreadsAndSlices) {
 TEST(SpeculativeTest, NonFiniteUnitIsSkippedAndEarlyUnitsGoBackToRounding) {
   for (GradRoute route : kRoutes) {
     JobOptions options = Speculative(route, 2);
-    options.steps = 4;
+    options.steps = 3;
     options.max_grad_norm = 1e6;
     Job job(options);
     job.script[2].gradients[0][0][5] = 0x7f80;  // the unit that comes last
@@ -329,7 +332,7 @@ class RowsTest : public ::testing::TestWithParam<UpdateMode> {
     options.route = route;
     options.ranks = 2;
     options.used_rows_percent = percent;
-    options.steps = 8;
+    options.steps = 5;
     options.ring_chunks = 4;
     // As the default clips half of the steps, which speculation ends to
     // rounding only.
@@ -340,7 +343,7 @@ class RowsTest : public ::testing::TestWithParam<UpdateMode> {
 
 TEST_P(RowsTest, EarlyRowsChangeNoBit) {
   for (GradRoute route : kRoutes) {
-    for (int percent : {0, 5, 50, 95}) {
+    for (int percent : {0, 30, 95}) {
       // Chunks and slices of less than a row, of odd parts of rows, of many.
       for (uint64_t chunk_bytes : {128u, 896u, 1u << 20}) {
         for (uint64_t slice_elements : {64u, 1000u}) {
