@@ -207,7 +207,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
       CeilDiv(problem.batch_size,
               static_cast<uint64_t>(problem.ranks) * problem.micro_batch_size));
   plan.update_mode = problem.update_mode.value_or(
-      problem.clipping ? UpdateMode::kDeferred : UpdateMode::kEager);
+      problem.clipping ? UpdateMode::kSpeculative : UpdateMode::kEager);
   if (problem.clipping != (plan.update_mode != UpdateMode::kEager)) {
     return InvalidInput("", "update", Name(plan.update_mode),
                         problem.clipping

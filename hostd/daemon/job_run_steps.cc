@@ -12,6 +12,7 @@
 #include "common/base/units.h"
 #include "hostd/daemon/job_run.h"
 #include "hostd/store/random_weights.h"
+#include "hostd/update/topology.h"
 #include "proto/protocol.h"
 
 namespace slidedp::hostd {
@@ -49,9 +50,12 @@ UpdateConfig UpdateConfigOf(const v1::JobSpec& spec, const policy::Plan& plan) {
 void JobRun::Reserve() {
   phase_ = Phase::kReserving;
   Say(v1::CONFIGURING, "reserving host memory");
-  thread_.Post([this, layout = job_.checked.layout, plan = plan_] {
+  std::vector<int> nodes;
+  for (const Rank& rank : ranks_) nodes.push_back(rank.hello.numa_node());
+  thread_.Post([this, layout = job_.checked.layout, plan = plan_, nodes] {
     absl::StatusOr<std::unique_ptr<HostState>> state =
-        HostState::Create(absl::StrCat("job-", job_.id), layout, plan);
+        HostState::Create(absl::StrCat("job-", job_.id), layout, plan,
+                          PlaceOnHost(layout, plan, nodes));
     // A holder, because tasks are copyable.
     auto created = std::make_shared<std::unique_ptr<HostState>>();
     if (state.ok()) *created = *std::move(state);

@@ -49,7 +49,7 @@ class HostState {
   PlaneSpan planes(int unit, uint64_t begin, uint64_t count) const;
   // The chunk with this number in the rank's ring.
   const bf16* grad_chunk(int rank, uint64_t chunk_number) const;
-  // Sums of the `cpu` route in deferred mode; null otherwise.
+  // Sums of the `cpu` route; null in eager mode and without that route.
   bf16* reduced(int unit, uint64_t begin) const;
   const std::vector<shm::Segment>& segments() const { return segments_; }
 

@@ -122,23 +122,22 @@ struct Undo {
   }
 };
 
-// One vector at each pointer. kStream: stores past the caches, which need
-// whole vectors of 16 bytes and their alignment.
-template <bool kStream, typename Rule, typename G>
-HWY_INLINE bool ApplyVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
-                            G g_at, const Rule& rule) {
+// One vector of `planes`, into `out`, which may be the same.
+template <typename Rule, typename G>
+HWY_INLINE bool ApplyVector(const PlaneSpan& planes, G g, const Rule& rule,
+                            const PlaneSpan& out) {
   const F32 df;
   const I32 di;
   const U32 du;
   const I16 di16;
   const U16 du16;
   const auto old_bits =
-      hn::Add(hn::ShiftLeft<16>(
-                  hn::BitCast(di, hn::PromoteTo(du, hn::LoadU(du16, hi)))),
-              hn::PromoteTo(di, hn::LoadU(di16, lo)));
-  const Element old = {hn::BitCast(df, old_bits), hn::LoadU(df, m_at),
-                       hn::LoadU(df, v_at)};
-  Element e = rule(old, LoadGradient(g_at));
+      hn::Add(hn::ShiftLeft<16>(hn::BitCast(
+                  di, hn::PromoteTo(du, hn::LoadU(du16, planes.hi)))),
+              hn::PromoteTo(di, hn::LoadU(di16, planes.lo)));
+  const Element old = {hn::BitCast(df, old_bits), hn::LoadU(df, planes.m),
+                       hn::LoadU(df, planes.v)};
+  Element e = rule(old, LoadGradient(g));
 
   auto bits = hn::BitCast(di, e.p);
   const auto ok =
@@ -155,20 +154,27 @@ HWY_INLINE bool ApplyVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
       hn::ShiftRight<16>(hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
   const auto low = hn::Sub(bits, hn::BitCast(di, hn::ShiftLeft<16>(high)));
   // Both fit: high is in [0, 65535] and low in [-32768, 32767].
-  const auto new_hi = hn::DemoteTo(du16, hn::BitCast(di, high));
-  const auto new_lo = hn::DemoteTo(di16, low);
-  if constexpr (kStream) {
-    hn::Stream(new_hi, du16, hi);
-    hn::Stream(new_lo, di16, lo);
-    hn::Stream(e.m, df, m_at);
-    hn::Stream(e.v, df, v_at);
-  } else {
-    hn::StoreU(new_hi, du16, hi);
-    hn::StoreU(new_lo, di16, lo);
-    hn::StoreU(e.m, df, m_at);
-    hn::StoreU(e.v, df, v_at);
-  }
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, high)), du16, out.hi);
+  hn::StoreU(hn::DemoteTo(di16, low), di16, out.lo);
+  hn::StoreU(e.m, df, out.m);
+  hn::StoreU(e.v, df, out.v);
   return all_ok;
+}
+
+HWY_INLINE PlaneSpan From(const PlaneSpan& planes, uint64_t i) {
+  return {planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,
+          planes.count - i};
+}
+
+template <typename Rule, typename G>
+HWY_INLINE bool ApplyVectors(const PlaneSpan& planes, G g, const Rule& rule,
+                             const PlaneSpan& out) {
+  const size_t lanes = hn::Lanes(F32());
+  bool ok = true;
+  for (uint64_t i = 0; i + lanes <= planes.count; i += lanes) {
+    ok &= ApplyVector(From(planes, i), g + i, rule, From(out, i));
+  }
+  return ok;
 }
 
 // Fewer elements than a vector: through buffers, so that nothing past the end
@@ -176,64 +182,95 @@ HWY_INLINE bool ApplyVector(bf16* hi, int16_t* lo, float* m_at, float* v_at,
 // only if it is.
 template <typename Rule, typename G>
 HWY_NOINLINE bool ApplyTail(const PlaneSpan& planes, G g, const Rule& rule) {
-  bf16 hi_buffer[kMaxLanes];
-  int16_t lo_buffer[kMaxLanes];
-  float m_buffer[kMaxLanes], v_buffer[kMaxLanes];
+  bf16 hi[kMaxLanes];
+  int16_t lo[kMaxLanes];
+  float m[kMaxLanes], v[kMaxLanes];
   using Value = std::remove_cvref_t<decltype(g[0])>;
-  Value g_buffer[kMaxLanes];
+  Value values[kMaxLanes];
   for (size_t i = 0; i < kMaxLanes; ++i) {
     const size_t from = i < planes.count ? i : planes.count - 1;
-    hi_buffer[i] = planes.hi[from];
-    lo_buffer[i] = planes.lo[from];
-    m_buffer[i] = planes.m[from];
-    v_buffer[i] = planes.v[from];
-    g_buffer[i] = g[from];
+    hi[i] = planes.hi[from];
+    lo[i] = planes.lo[from];
+    m[i] = planes.m[from];
+    v[i] = planes.v[from];
+    values[i] = g[from];
   }
-  const Value* buffered = g_buffer;
-  const bool ok = ApplyVector<false>(hi_buffer, lo_buffer, m_buffer, v_buffer,
-                                     buffered, rule);
+  const PlaneSpan buffer = {hi, lo, m, v, kMaxLanes};
+  const Value* gradient = values;
+  const bool ok = ApplyVector(buffer, gradient, rule, buffer);
   for (size_t i = 0; i < planes.count; ++i) {
-    planes.hi[i] = hi_buffer[i];
-    planes.lo[i] = lo_buffer[i];
-    planes.m[i] = m_buffer[i];
-    planes.v[i] = v_buffer[i];
+    planes.hi[i] = hi[i];
+    planes.lo[i] = lo[i];
+    planes.m[i] = m[i];
+    planes.v[i] = v[i];
   }
   return ok;
 }
 
-template <bool kStream, typename Rule, typename G>
-HWY_INLINE bool ApplyVectors(const PlaneSpan& planes, G g, const Rule& rule) {
-  const size_t lanes = hn::Lanes(F32());
+template <typename Rule, typename G>
+HWY_INLINE bool ApplyCached(const PlaneSpan& planes, G g, const Rule& rule) {
+  const uint64_t whole = planes.count / hn::Lanes(F32()) * hn::Lanes(F32());
+  bool ok = ApplyVectors(planes, g, rule, planes);
+  if (whole < planes.count) {
+    ok &= ApplyTail(From(planes, whole), g + whole, rule);
+  }
+  return ok;
+}
+
+HWY_INLINE void StreamLine(const void* from, void* to) {
+  const hn::CappedTag<uint32_t, kCacheLineBytes / 4> d;
+  const auto* source = static_cast<const uint32_t*>(from);
+  auto* target = static_cast<uint32_t*>(to);
+  for (size_t i = 0; i < kCacheLineBytes / 4; i += hn::Lanes(d)) {
+    hn::Stream(hn::Load(d, source + i), d, target + i);
+  }
+}
+
+// Whole cache lines of every plane at a time: a store past the caches to a part
+// of a line throws out the rest, which is about to be read.
+constexpr uint64_t kStreamElements = kCacheLineBytes / 2;
+
+template <typename Rule, typename G>
+HWY_INLINE bool ApplyStreaming(const PlaneSpan& planes, G g, const Rule& rule) {
+  alignas(kCacheLineBytes) bf16 hi[kStreamElements];
+  alignas(kCacheLineBytes) int16_t lo[kStreamElements];
+  alignas(kCacheLineBytes) float m[kStreamElements], v[kStreamElements];
+  const PlaneSpan buffer = {hi, lo, m, v, kStreamElements};
+  constexpr uint64_t kHalf = kStreamElements / 2;
   bool ok = true;
   uint64_t i = 0;
-  for (; i + lanes <= planes.count; i += lanes) {
-    ok &= ApplyVector<kStream>(planes.hi + i, planes.lo + i, planes.m + i,
-                               planes.v + i, g + i, rule);
+  for (; i + kStreamElements <= planes.count; i += kStreamElements) {
+    PlaneSpan block = From(planes, i);
+    block.count = kStreamElements;
+    ok &= ApplyVectors(block, g + i, rule, buffer);
+    StreamLine(hi, block.hi);
+    StreamLine(lo, block.lo);
+    StreamLine(m, block.m);
+    StreamLine(m + kHalf, block.m + kHalf);
+    StreamLine(v, block.v);
+    StreamLine(v + kHalf, block.v + kHalf);
   }
-  if (i < planes.count) {
-    const PlaneSpan rest = {planes.hi + i, planes.lo + i, planes.m + i,
-                            planes.v + i, planes.count - i};
-    ok &= ApplyTail(rest, g + i, rule);
-  }
+  hwy::FlushStream();  // before anything that announces these values
+  if (i < planes.count) ok &= ApplyCached(From(planes, i), g + i, rule);
   return ok;
 }
 
-HWY_INLINE bool CanStream(const PlaneSpan& planes) {
-  const auto aligned = [](const void* at) {
-    return reinterpret_cast<uintptr_t>(at) % kCacheLineBytes == 0;
-  };
-  return hn::Lanes(F32()) >= 8 && aligned(planes.hi) && aligned(planes.lo) &&
-         aligned(planes.m) && aligned(planes.v);
+HWY_INLINE bool OnLines(const PlaneSpan& planes) {
+  uintptr_t bits = 0;
+  for (const void* at :
+       {static_cast<const void*>(planes.hi),
+        static_cast<const void*>(planes.lo), static_cast<const void*>(planes.m),
+        static_cast<const void*>(planes.v)}) {
+    bits |= reinterpret_cast<uintptr_t>(at);
+  }
+  return bits % kCacheLineBytes == 0;
 }
 
 template <typename Rule, typename G>
 HWY_INLINE bool Apply(const PlaneSpan& planes, G g, const Rule& rule) {
-  if (!rule.step.streaming || !CanStream(planes)) {
-    return ApplyVectors<false>(planes, g, rule);
-  }
-  const bool ok = ApplyVectors<true>(planes, g, rule);
-  hwy::FlushStream();  // before anything that announces these values
-  return ok;
+  return rule.step.streaming && OnLines(planes)
+             ? ApplyStreaming(planes, g, rule)
+             : ApplyCached(planes, g, rule);
 }
 
 bool UpdateBf16(const PlaneSpan& planes, const bf16* g, float factor,

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/log.h"
 
 namespace slidedp::hostd {
 namespace {
@@ -158,6 +159,22 @@ absl::StatusOr<HostTopology> TopologyFromSynthetic(const std::string& text) {
       });
   if (!topology.ok()) return topology.status();
   return ReadAll(*topology);
+}
+
+Placement PlaceOnHost(const model::StateLayout& layout,
+                      const policy::Plan& plan,
+                      const std::vector<int>& rank_os_nodes) {
+  const absl::StatusOr<HostTopology> host = DetectTopology();
+  if (!host.ok()) {
+    spdlog::warn("memory and update threads are not placed by NUMA node: {}",
+                 std::string(host.status().message()));
+    return {};
+  }
+  std::vector<int> rank_nodes;
+  for (int os_index : rank_os_nodes) {
+    rank_nodes.push_back(host->PlaceOf(os_index));
+  }
+  return MakePlacement(layout, plan, host->nodes, rank_nodes);
 }
 
 }  // namespace slidedp::hostd

@@ -31,4 +31,10 @@ absl::StatusOr<HostTopology> DetectTopology();
 absl::StatusOr<HostTopology> TopologyFromXml(const std::string& xml);
 absl::StatusOr<HostTopology> TopologyFromSynthetic(const std::string& text);
 
+// On this host. `rank_os_nodes`: OS index of the node each rank's device is at,
+// -1 if unknown. A host that can't be read counts as one node, with a warning.
+Placement PlaceOnHost(const model::StateLayout& layout,
+                      const policy::Plan& plan,
+                      const std::vector<int>& rank_os_nodes);
+
 }  // namespace slidedp::hostd
