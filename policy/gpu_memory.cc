@@ -71,28 +71,6 @@ absl::StatusOr<uint64_t> GpuBufferBytes(const Problem& problem,
                    "; use shorter micro-batches or another GPU"));
 }
 
-absl::Status CheckGpuFit(const std::vector<NamedBytes>& device_buffers,
-                         uint64_t buffer_bytes) {
-  const uint64_t needed = GpuBytes(device_buffers);
-  if (needed <= buffer_bytes) return absl::OkStatus();
-  std::vector<NamedBytes> largest = device_buffers;
-  std::erase_if(largest, [](const NamedBytes& b) { return !OnGpu(b); });
-  std::stable_sort(largest.begin(), largest.end(),
-                   [](const NamedBytes& a, const NamedBytes& b) {
-                     return a.bytes > b.bytes;
-                   });
-  std::string parts;
-  for (size_t i = 0; i < std::min<size_t>(4, largest.size()); ++i) {
-    absl::StrAppend(&parts, i == 0 ? "" : ", ", largest[i].name, " ",
-                    FormatBytes(largest[i].bytes));
-  }
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the job's buffers take ", FormatBytes(needed), " of each GPU, ",
-      FormatBytes(buffer_bytes), " are there for them (largest: ", parts,
-      "); use a smaller micro_batch_size or sequence_length, keep fewer layers "
-      "(tuning.kept_layers, tuning.keep_mask), or more ranks"));
-}
-
 uint64_t GpuBytes(const std::vector<NamedBytes>& device_buffers) {
   uint64_t bytes = 0;
   for (const NamedBytes& buffer : device_buffers) {

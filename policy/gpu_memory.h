@@ -26,11 +26,6 @@ std::vector<NamedBytes> GpuAllowance(const Problem& problem);
 absl::StatusOr<uint64_t> GpuBufferBytes(const Problem& problem,
                                         uint64_t gpu_bytes);
 
-// ResourceExhausted, with the largest buffers, if the plan's buffers take more
-// than `buffer_bytes` of GpuBufferBytes.
-absl::Status CheckGpuFit(const std::vector<NamedBytes>& device_buffers,
-                         uint64_t buffer_bytes);
-
 // Without host memory ("pinned.").
 uint64_t GpuBytes(const std::vector<NamedBytes>& device_buffers);
 

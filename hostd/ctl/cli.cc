@@ -200,7 +200,7 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
     verb->add_option_function<std::string>(
             flag,
             [&o, key](const std::string& value) {
-              o.sets.push_back(absl::StrCat(key, "=", value));
+              o.keys.push_back(absl::StrCat(key, "=", value));
             },
             help)
         ->type_name("VALUE");

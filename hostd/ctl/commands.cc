@@ -190,8 +190,9 @@ ExitCode Undrain(const Context& context) {
 }
 
 ExitCode EstimateModel(const Context& context, const EstimateOptions& options) {
-  absl::StatusOr<v1::JobSpec> spec =
-      ParseJobFile("{}", "estimate", options.sets);
+  std::vector<std::string> sets = options.keys;
+  sets.insert(sets.end(), options.sets.begin(), options.sets.end());
+  absl::StatusOr<v1::JobSpec> spec = ParseJobFile("{}", "estimate", sets);
   if (!spec.ok()) return context.Fail(kExitUsage, spec.status().message());
   uint64_t gpu_memory_bytes =
       static_cast<uint64_t>(options.gpu_memory_gib * static_cast<double>(kGiB));

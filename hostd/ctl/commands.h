@@ -78,6 +78,7 @@ ExitCode Undrain(const Context& context);
 
 struct EstimateOptions {
   std::string model;
+  std::vector<std::string> keys;  // --ranks N and the like, as KEY=VALUE
   std::vector<std::string> sets;
   double gpu_memory_gib = 0;  // 0: what this host's GPUs have
 };

@@ -96,7 +96,6 @@ Json JsonEstimate(const Estimate& estimate) {
   if (!on_host) {
     json["gpu_memory_bytes"] = estimate.bytes.gpu_memory_bytes;
     json["gpu_allowance"] = JsonBytes(estimate.bytes.gpu_allowance);
-    json["fits_gpu"] = estimate.bytes.fits.ok();
   }
   return json;
 }
@@ -137,9 +136,7 @@ void PrintEstimate(const Estimate& estimate, bool headers, bool wide,
               ? std::string()
               : absl::StrCat(", the job may use ",
                              FormatBytes(plan.gpu_memory_limit_bytes)))
-      << (estimate.bytes.fits.ok()
-              ? "; this fits.\n"
-              : absl::StrCat(": ", estimate.bytes.fits.message(), "\n"));
+      << ".\n";
 }
 
 }  // namespace slidedp::ctl

@@ -168,9 +168,6 @@ absl::StatusOr<PlannedBytes> PlanBytes(const v1::JobSpec& spec,
   SDP_ASSIGN_OR_RETURN(bytes.plan, policy::MakePlan(problem));
   bytes.host = policy::HostSegments(facts.layout, bytes.plan);
   bytes.device = policy::DeviceBuffers(facts.config, facts.layout, bytes.plan);
-  if (device == policy::DeviceKind::kCuda) {
-    bytes.fits = policy::CheckGpuFit(bytes.device, problem.device_memory_bytes);
-  }
   return bytes;
 }
 
@@ -212,7 +209,6 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   absl::StatusOr<PlannedBytes> bytes =
       PlanBytes(spec, job.model, context.logical_cpus, chosen.gpu_memory_bytes);
   if (!bytes.ok()) return Annotate(bytes.status(), context.file);
-  SDP_RETURN_IF_ERROR(Annotate(bytes->fits, context.file));
   job.bytes = *std::move(bytes);
 
   if (!spec.has_random_weights_seed()) {

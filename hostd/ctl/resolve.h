@@ -32,11 +32,10 @@ struct PlannedBytes {
   policy::Plan plan;
   std::vector<policy::NamedBytes> host;
   std::vector<policy::NamedBytes> device;  // of each rank
-  // On GPUs: their memory, what is set aside of it for other uses
-  // (policy::GpuAllowance), and whether the buffers fit the rest.
+  // On GPUs: their memory, and what is set aside of it for other uses
+  // (policy::GpuAllowance).
   uint64_t gpu_memory_bytes = 0;
   std::vector<policy::NamedBytes> gpu_allowance;
-  absl::Status fits;
 
   static uint64_t Total(const std::vector<policy::NamedBytes>& parts);
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/units.h"
@@ -31,7 +32,7 @@ uint64_t Demand::segment_bytes() const { return Sum(segments); }
 
 uint64_t Demand::device_bytes() const {
   uint64_t all;
-  return __builtin_mul_overflow(Sum(device), uint64_t(cpu_ranks), &all)
+  return __builtin_mul_overflow(Sum(device), uint64_t(ranks), &all)
              ? std::numeric_limits<uint64_t>::max()
              : all;
 }
@@ -40,9 +41,12 @@ Demand MakeDemand(const model::ModelConfig& config,
                   const model::StateLayout& layout, const policy::Plan& plan) {
   Demand demand;
   demand.segments = policy::HostSegments(layout, plan);
-  if (plan.device == policy::DeviceKind::kCpu) {
-    demand.device = policy::DeviceBuffers(config, layout, plan);
-    demand.cpu_ranks = plan.ranks;
+  demand.device = policy::DeviceBuffers(config, layout, plan);
+  demand.ranks = plan.ranks;
+  if (plan.device != policy::DeviceKind::kCpu) {
+    std::erase_if(demand.device, [](const policy::NamedBytes& buffer) {
+      return !absl::StartsWith(buffer.name, "pinned.");
+    });
   }
   return demand;
 }
@@ -56,7 +60,7 @@ std::string DemandTable(const Demand& demand) {
     line(absl::StrCat("host ", row.name), row.bytes);
   }
   for (const policy::NamedBytes& row : demand.device) {
-    line(absl::StrCat("each of ", demand.cpu_ranks, " ranks ", row.name),
+    line(absl::StrCat("each of ", demand.ranks, " ranks ", row.name),
          row.bytes);
   }
   line("sum", AddSaturated(demand.segment_bytes(), demand.device_bytes()));

@@ -14,9 +14,10 @@ namespace slidedp::hostd {
 
 struct Demand {
   std::vector<policy::NamedBytes> segments;  // policy::HostSegments
-  // Of one CPU rank; its device is host memory. Empty on other devices.
+  // Of one rank, in host memory: all of a CPU rank's device, the pinned buffers
+  // of a GPU rank.
   std::vector<policy::NamedBytes> device;
-  int cpu_ranks = 0;
+  int ranks = 0;
 
   uint64_t segment_bytes() const;
   uint64_t device_bytes() const;  // all ranks

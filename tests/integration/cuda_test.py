@@ -137,7 +137,7 @@ def test_estimate_takes_the_gpus_memory(daemon, make_job, gpus):
              "--batch-size", 4, "--max-grad-norm", 1.0]
     found = daemon.json("estimate", job.model, *sizes)
     smallest = min(gpu["memory_bytes"] for gpu in gpus)
-    assert found["gpu_memory_bytes"] == smallest and found["fits_gpu"]
+    assert found["gpu_memory_bytes"] == smallest
     job_id = daemon.submit(job.spec(ranks=1), "--wait")
     shown = daemon.json("show", job_id)
     assert shown["host_bytes"] == found["host_segments"]
@@ -281,8 +281,8 @@ def test_buffers_beyond_the_gpu_are_refused_at_submit(daemon, make_job):
                  micro_batch_size=count, tuning={"kept_layers": 0}),
         check=False)
     assert not isinstance(result, int)
-    assert "the job's buffers take" in result.stderr, result.stderr
-    assert "micro_batch_size" in result.stderr
+    assert f"micro_batch_size = {count}" in result.stderr, result.stderr
+    assert "of device memory" in result.stderr
 
 
 def test_a_gpu_that_another_has_filled_is_an_error_with_bytes(

@@ -128,7 +128,6 @@ TEST_F(DeviceCliTest, EstimateIsForTheGpusOfThisHost) {
   Json json = outcome.json();
   EXPECT_EQ(json["plan"]["device"], "cuda");
   EXPECT_EQ(json["gpu_memory_bytes"], 80 * kGiB);
-  EXPECT_EQ(json["fits_gpu"], true);
   EXPECT_GT(json["gpu_allowance"]["nccl"], 0);
   EXPECT_EQ(json["host_bytes"], json["host_bytes_with_cpu_ranks"]);
 }
@@ -144,30 +143,20 @@ TEST_F(DeviceCliTest, EstimateTakesTheGpuMemoryOfAnotherHost) {
   EXPECT_EQ(outcome.json()["plan"]["device"], "cuda");
   outcome = Estimate({"--gpu-memory", "0.5"});
   EXPECT_EQ(outcome.code, kExitFailure);
-  EXPECT_THAT(outcome.err, HasSubstr("512 MiB"));
+  EXPECT_THAT(outcome.err, HasSubstr("512.00 MiB"));
   outcome = Estimate({"--device", "cpu", "--gpu-memory", "24"});
   EXPECT_EQ(outcome.code, kExitUsage);
   EXPECT_EQ(Estimate({"--gpu-memory", "-1"}).code, kExitUsage);
 }
 
-TEST_F(DeviceCliTest, AnEstimateThatDoesNotFitIsStillAnEstimate) {
-  std::vector<std::string> large = {"--gpu-memory",
-                                    "6",
-                                    "--sequence-length",
-                                    "64",
-                                    "--micro-batch-size",
-                                    "200000",
-                                    "--batch-size",
-                                    "200000",
-                                    "--set",
-                                    "tuning.kept_layers=0"};
-  Outcome outcome = Estimate(large);
-  ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
-  EXPECT_EQ(outcome.json()["fits_gpu"], false);
-  large.insert(large.end(), {"-o", "table"});
-  large.insert(large.begin(), {"estimate", "model"});
-  outcome = runner_.Run(large);
-  EXPECT_THAT(outcome.out, HasSubstr("the job's buffers take"));
+// A key of a job file does not undo the short forms before it.
+TEST_F(DeviceCliTest, WhatNeverFitsTheGpuIsAnErrorWithBytes) {
+  Outcome outcome = Estimate({"--gpu-memory", "12", "--sequence-length", "64",
+                              "--micro-batch-size", "200000", "--batch-size",
+                              "200000", "--set", "tuning.keep_mask=0"});
+  EXPECT_EQ(outcome.code, kExitFailure);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("micro_batch_size = 200000"),
+                                 HasSubstr("of device memory")));
 }
 
 TEST_F(DeviceCliTest, DoctorNamesTheGpusOrWhatIsWrong) {
@@ -178,7 +167,7 @@ TEST_F(DeviceCliTest, DoctorNamesTheGpusOrWhatIsWrong) {
     return Finding{};
   };
   EXPECT_EQ(gpu().health, Health::kOk);
-  EXPECT_THAT(gpu().found, HasSubstr("test GPU 80.0 GiB"));
+  EXPECT_THAT(gpu().found, HasSubstr("test GPU 80.00 GiB"));
   runner_.environment.find_gpus = nullptr;
   EXPECT_EQ(gpu().health, Health::kOk);
   hostd::GpuFacts facts = Facts({});

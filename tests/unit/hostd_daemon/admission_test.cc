@@ -19,7 +19,7 @@ Demand Needs(uint64_t segments, uint64_t device, int ranks) {
   demand.segments = {{"params", segments / 2},
                      {"state", segments - segments / 2}};
   demand.device = {{"window", device}};
-  demand.cpu_ranks = ranks;
+  demand.ranks = ranks;
   return demand;
 }
 
@@ -45,6 +45,32 @@ TEST(AdmissionTest, DemandIsThePlansBytes) {
   EXPECT_EQ(demand.segment_bytes(), segments);
   EXPECT_EQ(demand.device_bytes(), 3 * device);
   EXPECT_EQ(demand.total_bytes(), segments + 3 * device);
+}
+
+TEST(AdmissionTest, OfAGpuRankOnlyPinnedMemoryIsTheHosts) {
+  v1::JobSpec spec = SampleSpec();
+  spec.set_device(v1::DEVICE_KIND_CUDA);
+  spec.set_ranks(2);
+  ASSERT_OK_AND_ASSIGN(CheckedSpec checked, CheckSpec(spec, {4, 0}));
+  EXPECT_EQ(checked.plan.device, policy::DeviceKind::kCuda);
+  Demand demand = MakeDemand(checked.config, checked.layout, checked.plan);
+  uint64_t pinned = 0;
+  for (const auto& row :
+       policy::DeviceBuffers(checked.config, checked.layout, checked.plan)) {
+    if (row.name.rfind("pinned.", 0) == 0) pinned += row.bytes;
+  }
+  EXPECT_GT(pinned, 0);
+  EXPECT_EQ(demand.device_bytes(), 2 * pinned);
+}
+
+// The state of 8.2 billion parameters with deferred updates.
+TEST(AdmissionTest, AHostOf256GiBTakes8BillionParameters) {
+  const uint64_t parameters = 8'200'000'000;
+  EXPECT_OK(FitsEver(Needs(14 * parameters, 0, 2), Host(256 * kGiB, 250 * kGiB),
+                     {0, 256 * kMiB}));
+  EXPECT_EQ(WhyNotNow(Needs(14 * parameters, 0, 2),
+                      Host(256 * kGiB, 250 * kGiB), {0, 256 * kMiB}, {}),
+            std::nullopt);
 }
 
 TEST(AdmissionTest, FitsExactlyAndNotOneByteMore) {

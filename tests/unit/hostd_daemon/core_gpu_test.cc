@@ -14,16 +14,26 @@ class CoreGpuTest : public CoreTest {
  protected:
   CoreGpuTest() {
     config_.max_running_jobs = 4;
-    // A worker that says what it was given, and stays.
+    // A worker that says what it was given, and stays until it may leave.
     folder_.Write("worker",
                   "#!/bin/sh\n"
                   "echo \"gpus $CUDA_VISIBLE_DEVICES args $*\"\n"
-                  "exec sleep 1000\n");
+                  "until [ -e " +
+                      folder_.Sub("leave-$2") +
+                      " ]; do\n"
+                      "  sleep 0.05\n"
+                      "done\n");
     SDP_CHECK(chmod(folder_.Sub("worker").c_str(), 0755) == 0, "chmod");
     config_.worker_environment = {"CUDA_VISIBLE_DEVICES=3,2"};
     spec_ = SampleSpec();
     spec_.set_device(v1::DEVICE_KIND_CUDA);
     spec_.set_launch(v1::LAUNCH_KIND_DAEMON);
+  }
+  ~CoreGpuTest() override {
+    for (uint64_t job = 1; job <= jobs_; ++job) LetWorkersLeave(job);
+  }
+  void LetWorkersLeave(uint64_t job) {
+    folder_.Write("leave-" + std::to_string(job), "");
   }
 
   static GpuFacts Facts(std::vector<std::string> uuids) {
@@ -36,6 +46,7 @@ class CoreGpuTest : public CoreTest {
   }
   uint64_t Submit(uint32_t ranks) {
     spec_.set_ranks(ranks);
+    ++jobs_;
     return MustSubmit(spec_);
   }
   v1::JobInfo AwaitNews(uint64_t job, const std::string& old_reason) {
@@ -61,6 +72,7 @@ class CoreGpuTest : public CoreTest {
   }
 
   v1::JobSpec spec_;
+  uint64_t jobs_ = 0;  // submitted; their ids are 1, 2, ...
 };
 
 TEST_F(CoreGpuTest, AJobWaitsForGpusThatAnotherHolds) {
@@ -81,6 +93,7 @@ TEST_F(CoreGpuTest, AJobWaitsForGpusThatAnotherHolds) {
                                  HasSubstr("--device cuda")));
   }
   ASSERT_OK(Cancel(first, self_));
+  LetWorkersLeave(first);
   EXPECT_EQ(AwaitEnd(first).state(), v1::CANCELLED);
   EXPECT_THAT(FirstWords(second, 0), HasSubstr("gpus GPU-a,GPU-b args"));
   EXPECT_EQ(Info(second).state(), v1::CONFIGURING);

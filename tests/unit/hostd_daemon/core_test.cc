@@ -201,7 +201,7 @@ TEST_F(CoreTest, RecoversEveryStateOfTheJournal) {
       row.state = states[i];
       row.cancel_requested = i == 5;
       // This release would not take it any more.
-      if (i == 6) row.spec.set_device(v1::DEVICE_KIND_CUDA);
+      if (i == 6) row.spec.set_device(v1::DEVICE_KIND_AUTO);
       ASSERT_OK_AND_ASSIGN(ids[i], journal->Insert(row, v1::JobEvent()));
     }
     // A process that is long gone, or another one by now.

@@ -3,6 +3,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <utility>
@@ -175,9 +176,10 @@ void TrainOnNothing(const FakeAttachment& attachment,
   const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
   const shm::Versions versions(
       attachment.segment(shm::SegmentKind::kVersions).data());
+  const uint64_t rows = policy::ReportedRows(layout);
   const shm::Reports reports(
       attachment.segment(shm::SegmentKind::kReports).data(),
-      layout.units.size());
+      layout.units.size(), rows);
   const uint64_t chunks = schedule.chunks[rank].size();
   for (uint64_t step = 0; step < steps; ++step) {
     for (size_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -187,9 +189,13 @@ void TrainOnNothing(const FakeAttachment& attachment,
       });
     }
     shm::StepReport& report = reports.step(rank, step);
+    if (rows > 0) {
+      std::fill_n(reports.used_rows(rank, step), shm::RowWords(rows), 0);
+    }
     report.valid_tokens = 60;
     report.begin_ns = MonotonicNs();
     report.begun.value.store(step + 1, std::memory_order_release);
+    report.embedded.value.store(step + 1, std::memory_order_release);
     report.loss_sum = 120.0;
     report.loss_ready.value.store(step + 1, std::memory_order_release);
     for (uint64_t i = 0; i < chunks; ++i) {

@@ -158,7 +158,7 @@ TEST_F(JobRunGpuTest, ThePlanIsForGpusAndSaysWhich) {
   ASSERT_OK_AND_ASSIGN(v1::GetReply got, Get(job));
   std::string events;
   for (const v1::JobEvent& event : got.events()) events += event.text() + "\n";
-  EXPECT_THAT(events, HasSubstr("devices: 1 x test GPU, 80.0 GiB"));
+  EXPECT_THAT(events, HasSubstr("devices: 1 x test GPU, 80.00 GiB"));
 }
 
 TEST_F(JobRunGpuTest, AGpuWithoutMemoryIsRefused) {

@@ -234,7 +234,7 @@ TEST_F(JobRunTest, ExitOfAWorkerIsTheReasonAndItsWordsAreKept) {
   ASSERT_EQ(logs.replies().size(), 2);
   EXPECT_EQ(logs.replies()[0].line(),
             absl::StrCat("--job ", job, " --rank 0 --socket ",
-                         config_.control_socket()));
+                         config_.control_socket(), " --device cpu"));
 }
 
 TEST_F(JobRunTest, WorkersThatIgnoreTheAbortAreKilled) {

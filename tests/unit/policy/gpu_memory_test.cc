@@ -77,12 +77,6 @@ TEST(GpuMemoryTest, PinnedMemoryIsNotTheGpus) {
   const std::vector<NamedBytes> buffers = {
       {"inputs", 3 * kGiB}, {"pinned.tokens", 50 * kGiB}, {"rope", kGiB}};
   EXPECT_EQ(GpuBytes(buffers), 4 * kGiB);
-  EXPECT_OK(CheckGpuFit(buffers, 4 * kGiB));
-  EXPECT_THAT(CheckGpuFit(buffers, 4 * kGiB - 1),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("4.00 GiB of each GPU"),
-                             HasSubstr("inputs 3.00 GiB, rope 1.00 GiB"),
-                             Not(HasSubstr("pinned")))));
 }
 
 }  // namespace
