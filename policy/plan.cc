@@ -39,6 +39,15 @@ uint64_t LargestDecoder(const model::StateLayout& layout) {
   return largest;
 }
 
+// A GPU's worker keeps two threads busy at most, and the update wants all of
+// the host's memory bandwidth; a CPU rank computes with the same processors.
+int UpdateThreads(const Problem& problem) {
+  const int half = std::max(1, problem.logical_cpus / 2);
+  return problem.device == DeviceKind::kCpu
+             ? half
+             : std::max(half, problem.logical_cpus - 2 * problem.ranks);
+}
+
 absl::Status Invalid(absl::string_view field, int64_t value,
                      absl::string_view problem, absl::string_view remedy) {
   return InvalidInput("", field, absl::StrCat(value), problem, remedy);
@@ -268,7 +277,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
                 : 1));
   SDP_ASSIGN_OR_RETURN(plan.update_threads,
                        slots("tuning.update_threads", problem.update_threads,
-                             std::max(1, problem.logical_cpus / 2)));
+                             UpdateThreads(problem)));
   if (problem.ring_chunks > 65536) {
     return Invalid("tuning.ring_chunks", problem.ring_chunks, "out of range",
                    "choose 1 to 65536");
