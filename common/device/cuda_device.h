@@ -28,10 +28,11 @@ struct CudaOptions {
   size_t registration_piece_bytes = size_t{4} << 30;
 };
 
-// Sets what CUDA and NCCL read from the environment when they start, over
-// whatever is there: CUDA_DEVICE_MAX_CONNECTIONS=32 (a stream that waits must
-// not hold up others), CUDA_MODULE_LOADING=EAGER (a kernel's first launch must
-// not wait for the device) and NCCL_RUNTIME_CONNECT=0 (nor an operation's).
+// Sets what CUDA and NCCL read from the environment when they start:
+// CUDA_DEVICE_MAX_CONNECTIONS=32 (a stream that waits must not hold up others)
+// and NCCL_RUNTIME_CONNECT=0 (an operation's first use must not wait for the
+// device), over whatever is there; CUDA_MODULE_LOADING=EAGER (nor must a
+// kernel's) unless the user chose: who rehearses every kernel may be lazy.
 // From main, before any thread and CUDA call.
 void PrepareCudaProcess();
 
