@@ -52,17 +52,43 @@ struct Element {
   VF p, m, v;
 };
 
-HWY_INLINE VF Movement(VF m, VF v, const AdamWStep& step) {
+// x / divisor, correctly rounded: with fused multiply-add, by a product, its
+// exact remainder and one correction (Markstein), as the divider is what AdamW
+// waits for. `reciprocal` is 1 / divisor, correctly rounded. For x = 0 and
+// where neither the quotient nor the remainder underflows: square roots, whose
+// remainders are far above the smallest float, and divisors up to 1. Where x is
+// infinite, the NaN that comes out is refused as the infinity would be.
+HWY_INLINE VF DivideRoot(VF x, float divisor, float reciprocal) {
   const F32 df;
-  const auto denominator =
-      hn::Add(hn::Div(hn::Sqrt(v), hn::Set(df, step.sqrt_bias_correction2)),
-              hn::Set(df, step.eps));
+#if HWY_NATIVE_FMA
+  const auto r = hn::Set(df, reciprocal);
+  const auto quotient = hn::Mul(x, r);
+  const auto remainder = hn::NegMulAdd(quotient, hn::Set(df, divisor), x);
+  return hn::MulAdd(remainder, r, quotient);
+#else
+  return hn::Div(x, hn::Set(df, divisor));
+#endif
+}
+
+// By value: the planes' stores could change what is behind a reference, for all
+// that the compiler knows.
+struct Constants : AdamWStep {
+  explicit Constants(const AdamWStep& step)
+      : AdamWStep(step), reciprocal(1.0f / step.sqrt_bias_correction2) {}
+  float reciprocal;
+};
+
+HWY_INLINE VF Movement(VF m, VF v, const Constants& step) {
+  const F32 df;
+  const auto denominator = hn::Add(
+      DivideRoot(hn::Sqrt(v), step.sqrt_bias_correction2, step.reciprocal),
+      hn::Set(df, step.eps));
   return hn::Mul(hn::Set(df, step.step_size), hn::Div(m, denominator));
 }
 
 // The operations of the scalar references, in their order.
 struct Update {
-  const AdamWStep& step;
+  Constants step;
   float factor;
 
   HWY_INLINE Element operator()(const Element& e, VF gradient) const {
@@ -80,10 +106,10 @@ struct Update {
 };
 
 // beta1 * m0 and beta2 * v0, before the update that left `e`.
-HWY_INLINE VF RestOfM(const Element& e, VF g, const AdamWStep& step) {
+HWY_INLINE VF RestOfM(const Element& e, VF g, const Constants& step) {
   return hn::Sub(e.m, hn::Mul(hn::Set(F32(), step.one_minus_beta1), g));
 }
-HWY_INLINE VF RestOfV(const Element& e, VF g, const AdamWStep& step) {
+HWY_INLINE VF RestOfV(const Element& e, VF g, const Constants& step) {
   const F32 df;
   const auto rest =
       hn::Sub(e.v, hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
@@ -92,7 +118,7 @@ HWY_INLINE VF RestOfV(const Element& e, VF g, const AdamWStep& step) {
 }
 
 struct Correct {
-  const AdamWStep& step;
+  Constants step;
   float c;
 
   HWY_INLINE Element operator()(const Element& e, VF g) const {
@@ -110,7 +136,7 @@ struct Correct {
 };
 
 struct Undo {
-  const AdamWStep& step;
+  Constants step;
   float factor;
 
   HWY_INLINE Element operator()(const Element& e, VF g) const {
@@ -124,8 +150,8 @@ struct Undo {
 
 // One vector of `planes`, into `out`, which may be the same.
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyVector(const PlaneSpan& planes, G g, const Rule& rule,
-                            const PlaneSpan& out) {
+HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule,
+                            PlaneSpan out) {
   const F32 df;
   const I32 di;
   const U32 du;
@@ -161,14 +187,14 @@ HWY_INLINE bool ApplyVector(const PlaneSpan& planes, G g, const Rule& rule,
   return all_ok;
 }
 
-HWY_INLINE PlaneSpan From(const PlaneSpan& planes, uint64_t i) {
+HWY_INLINE PlaneSpan From(PlaneSpan planes, uint64_t i) {
   return {planes.hi + i, planes.lo + i, planes.m + i, planes.v + i,
           planes.count - i};
 }
 
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyVectors(const PlaneSpan& planes, G g, const Rule& rule,
-                             const PlaneSpan& out) {
+HWY_INLINE bool ApplyVectors(PlaneSpan planes, G g, const Rule& rule,
+                             PlaneSpan out) {
   const size_t lanes = hn::Lanes(F32());
   bool ok = true;
   for (uint64_t i = 0; i + lanes <= planes.count; i += lanes) {
@@ -181,7 +207,7 @@ HWY_INLINE bool ApplyVectors(const PlaneSpan& planes, G g, const Rule& rule,
 // is touched. Spare lanes repeat the last element, so that they are refused
 // only if it is.
 template <typename Rule, typename G>
-HWY_NOINLINE bool ApplyTail(const PlaneSpan& planes, G g, const Rule& rule) {
+HWY_NOINLINE bool ApplyTail(PlaneSpan planes, G g, const Rule& rule) {
   bf16 hi[kMaxLanes];
   int16_t lo[kMaxLanes];
   float m[kMaxLanes], v[kMaxLanes];
@@ -208,7 +234,7 @@ HWY_NOINLINE bool ApplyTail(const PlaneSpan& planes, G g, const Rule& rule) {
 }
 
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyCached(const PlaneSpan& planes, G g, const Rule& rule) {
+HWY_INLINE bool ApplyCached(PlaneSpan planes, G g, const Rule& rule) {
   const uint64_t whole = planes.count / hn::Lanes(F32()) * hn::Lanes(F32());
   bool ok = ApplyVectors(planes, g, rule, planes);
   if (whole < planes.count) {
@@ -231,7 +257,7 @@ HWY_INLINE void StreamLine(const void* from, void* to) {
 constexpr uint64_t kStreamElements = kCacheLineBytes / 2;
 
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyStreaming(const PlaneSpan& planes, G g, const Rule& rule) {
+HWY_INLINE bool ApplyStreaming(PlaneSpan planes, G g, const Rule& rule) {
   alignas(kCacheLineBytes) bf16 hi[kStreamElements];
   alignas(kCacheLineBytes) int16_t lo[kStreamElements];
   alignas(kCacheLineBytes) float m[kStreamElements], v[kStreamElements];
@@ -255,7 +281,7 @@ HWY_INLINE bool ApplyStreaming(const PlaneSpan& planes, G g, const Rule& rule) {
   return ok;
 }
 
-HWY_INLINE bool OnLines(const PlaneSpan& planes) {
+HWY_INLINE bool OnLines(PlaneSpan planes) {
   uintptr_t bits = 0;
   for (const void* at :
        {static_cast<const void*>(planes.hi),
@@ -267,7 +293,7 @@ HWY_INLINE bool OnLines(const PlaneSpan& planes) {
 }
 
 template <typename Rule, typename G>
-HWY_INLINE bool Apply(const PlaneSpan& planes, G g, const Rule& rule) {
+HWY_INLINE bool Apply(PlaneSpan planes, G g, const Rule& rule) {
   return rule.step.streaming && OnLines(planes)
              ? ApplyStreaming(planes, g, rule)
              : ApplyCached(planes, g, rule);
@@ -275,25 +301,25 @@ HWY_INLINE bool Apply(const PlaneSpan& planes, G g, const Rule& rule) {
 
 bool UpdateBf16(const PlaneSpan& planes, const bf16* g, float factor,
                 const AdamWStep& step) {
-  return Apply(planes, g, Update{step, factor});
+  return Apply(planes, g, Update{Constants(step), factor});
 }
 bool UpdateF32(const PlaneSpan& planes, const float* g, float factor,
                const AdamWStep& step) {
-  return Apply(planes, g, Update{step, factor});
+  return Apply(planes, g, Update{Constants(step), factor});
 }
 bool UpdateZero(const PlaneSpan& planes, float factor, const AdamWStep& step) {
-  return Apply(planes, Zeros(), Update{step, factor});
+  return Apply(planes, Zeros(), Update{Constants(step), factor});
 }
 bool CorrectBf16(const PlaneSpan& planes, const bf16* g, const AdamWStep& step,
                  float c) {
-  return Apply(planes, g, Correct{step, c});
+  return Apply(planes, g, Correct{Constants(step), c});
 }
 bool UndoBf16(const PlaneSpan& planes, const bf16* g, float factor,
               const AdamWStep& step) {
-  return Apply(planes, g, Undo{step, factor});
+  return Apply(planes, g, Undo{Constants(step), factor});
 }
 bool UndoZero(const PlaneSpan& planes, float factor, const AdamWStep& step) {
-  return Apply(planes, Zeros(), Undo{step, factor});
+  return Apply(planes, Zeros(), Undo{Constants(step), factor});
 }
 
 const char* TargetName() { return hwy::TargetName(HWY_TARGET); }

@@ -160,10 +160,7 @@ void UpdateWorkers::Record(const Task& task, int64_t slice_begin_ns) {
 void UpdateWorkers::Skip(std::span<const int> pieces) {
   std::lock_guard lock(mutex_);
   if (halted_) return;
-  for (int piece : pieces) {
-    Consume(work_.pieces[piece]);
-    CountDone(work_.pieces[piece].unit);
-  }
+  for (int piece : pieces) FinishPiece(piece);
 }
 
 void UpdateWorkers::Decide(std::optional<float> clip_coefficient) {
@@ -339,7 +336,9 @@ void UpdateWorkers::Finish(const Task& task) {
 
 void UpdateWorkers::FinishPiece(int index) {
   const Piece& piece = work_.pieces[index];
-  if (!slices_.FromReduced(piece.unit)) Consume(piece);
+  // Once more where kSum did it. It did not if the step is skipped, as that can
+  // be known before all is summed.
+  Consume(piece);
   CountDone(piece.unit);
 }
 

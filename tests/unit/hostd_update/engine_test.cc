@@ -263,6 +263,28 @@ TEST(EngineTest, NanInOneGradientSkipsTheStepAndChangesNoPlane) {
   }
 }
 
+// A rank's norm that is not finite decides the step before the ranks' chunks
+// are summed.
+TEST(EngineTest, SkippedStepFreesChunksThatWereNotSummed) {
+  JobOptions options;
+  options.ranks = 2;
+  options.route = policy::GradRoute::kCpu;
+  options.chunk_bytes = 128;
+  options.threads = 1;
+  options.steps = 12;
+  Job job(options);
+  for (StepScript& step : job.script) step.gradients[1][0][7] = 0x7fc0;
+  const Snapshot start = Snapshot::Of(*job.state);
+  const Outcome outcome = RunJob(job);
+  EXPECT_THAT(outcome.failures, IsEmpty());
+  ASSERT_THAT(outcome.results, SizeIs(options.steps));
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(job.state->versions().grad_free(r).load(),
+              options.steps * job.state->grad_schedule().chunks[r].size());
+  }
+  EXPECT_TRUE(Snapshot::Of(*job.state) == start);
+}
+
 TEST(EngineTest, SumThatOverflowsSkipsTheStep) {
   JobOptions options;
   options.ranks = 2;
@@ -335,10 +357,11 @@ TEST(EngineTest, AfterStopPlanesAndWordsNoLongerChange) {
     options.mode = mode;
     Job job(options);
     // Stop as soon as step 2 is under way.
-    std::atomic<bool> reached = false;
+    std::atomic<bool> reached = false, go_on = false;
     Deviations watch;
     watch.before_chunk = [&](int, uint64_t step, uint64_t chunk) {
       if (step == 2 && chunk == 3) reached = true;
+      while (step > 2 && !go_on) std::this_thread::yield();
       return true;
     };
     std::atomic<int> results = 0, failures = 0;
@@ -348,6 +371,7 @@ TEST(EngineTest, AfterStopPlanesAndWordsNoLongerChange) {
     FakeRanks ranks(job, watch);
     while (!reached) std::this_thread::yield();
     engine->Stop();
+    go_on = true;
     const int seen = results;
     EXPECT_EQ(seen, static_cast<int>(engine->steps_done()));
     const Snapshot stopped = Snapshot::Of(*job.state);
