@@ -111,16 +111,30 @@ def test_what_cannot_be_traced_is_said(daemon, running, make_job, tmp_path):
     daemon.call("cancel", running_id)
 
 
+def start_trace(daemon, job_id, path):
+    """A client whose trace of 1000 steps has begun: another one is refused."""
+    client = None
+
+    def begun():
+        nonlocal client
+        # Refused itself if it came while the probe's own trace was running.
+        if client is None or client.poll() is not None:
+            client = subprocess.Popen(
+                [daemon.binaries / "slidedpctl", "--socket", daemon.socket,
+                 "trace", str(job_id), "--steps", "1000", "-o", path],
+                stderr=subprocess.PIPE, text=True)
+        probe = daemon.call("trace", job_id, "--steps", 1, "-o",
+                            path.with_name("other.json"), check=False)
+        return "already" in probe.stderr and client.poll() is None
+
+    wait_for("the trace", begun)
+    return client
+
+
 def test_an_interrupted_trace_leaves_nothing(daemon, running, tmp_path):
     job_id = running()
     path = tmp_path / "trace.json"
-    client = subprocess.Popen(
-        [daemon.binaries / "slidedpctl", "--socket", daemon.socket, "trace",
-         str(job_id), "--steps", "1000", "-o", path],
-        stderr=subprocess.PIPE, text=True)
-    # The trace has begun when another one is refused.
-    wait_for("the trace", lambda: "already" in daemon.call(
-        "trace", job_id, "-o", tmp_path / "other.json", check=False).stderr)
+    client = start_trace(daemon, job_id, path)
     client.send_signal(signal.SIGINT)
     _, errors = client.communicate(timeout=20)
     assert client.returncode == 130, errors
@@ -136,12 +150,7 @@ def test_an_interrupted_trace_leaves_nothing(daemon, running, tmp_path):
 def test_a_trace_ends_with_its_job(daemon, running, tmp_path):
     job_id = running()
     path = tmp_path / "trace.json"
-    client = subprocess.Popen(
-        [daemon.binaries / "slidedpctl", "--socket", daemon.socket, "trace",
-         str(job_id), "--steps", "1000", "-o", path],
-        stderr=subprocess.PIPE, text=True)
-    wait_for("the trace", lambda: "already" in daemon.call(
-        "trace", job_id, "-o", tmp_path / "other.json", check=False).stderr)
+    client = start_trace(daemon, job_id, path)
     daemon.call("cancel", job_id)
     _, errors = client.communicate(timeout=20)
     assert client.returncode == 6 and "ended" in errors, errors
