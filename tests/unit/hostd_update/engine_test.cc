@@ -278,10 +278,8 @@ TEST(EngineTest, SkippedStepFreesChunksThatWereNotSummed) {
   const Outcome outcome = RunJob(job);
   EXPECT_THAT(outcome.failures, IsEmpty());
   ASSERT_THAT(outcome.results, SizeIs(options.steps));
-  for (int r = 0; r < 2; ++r) {
-    EXPECT_EQ(job.state->versions().grad_free(r).load(),
-              options.steps * job.state->grad_schedule().chunks[r].size());
-  }
+  EXPECT_EQ(job.state->versions().grad_free(1).load(),
+            options.steps * job.state->grad_schedule().chunks[1].size());
   EXPECT_TRUE(Snapshot::Of(*job.state) == start);
 }
 
