@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "common/collective/exchange.h"
 
 namespace slidedp::policy {
 namespace {
@@ -48,6 +49,8 @@ std::vector<NamedBytes> GpuAllowance(const Problem& problem) {
                             WidenedBytes(problem)}};
   if (problem.ranks > 1) {
     parts.push_back({"nccl", kCommunicators * kGpuCommunicatorBytes});
+    parts.push_back({"peers", collective::kParamStagingBytes +
+                                  collective::kGradStagingBytes});
   }
   return parts;
 }

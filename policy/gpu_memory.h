@@ -13,7 +13,8 @@ namespace slidedp::policy {
 // bound, because no library tells it beforehand. In parts:
 // - CUDA's context and the kernels of cuBLAS, cuDNN and our own, all loaded at
 //   start;
-// - each communicator's channels, with more than one rank;
+// - each communicator's channels, and the memory that GPUs which reach each
+//   other write directly, with more than one rank;
 // - the ops' workspace: the attention's backward pass, float32 copies of
 //   weights (`float32`), and the matrix products' own.
 inline constexpr uint64_t kGpuContextBytes = uint64_t{2560} << 20;

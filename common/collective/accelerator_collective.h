@@ -23,9 +23,10 @@ struct AcceleratorCollective {
   std::function<absl::Status()> check;
 };
 
-// Waits for all ranks to call it, at most `deadline_ns`.
+// Waits for all ranks to call it, at most `deadline_ns`. GPUs that reach each
+// other's memory exchange through `staging_bytes` of it.
 absl::StatusOr<AcceleratorCollective> NewAcceleratorCollective(
     device::Device& device, absl::string_view id, int rank, int world_size,
-    int64_t deadline_ns);
+    size_t staging_bytes, int64_t deadline_ns);
 
 }  // namespace slidedp::collective

@@ -13,7 +13,7 @@ absl::StatusOr<std::string> NewAcceleratorCollectiveId() { return NoCuda(); }
 
 absl::StatusOr<AcceleratorCollective> NewAcceleratorCollective(
     device::Device& device, absl::string_view id, int rank, int world_size,
-    int64_t deadline_ns) {
+    size_t staging_bytes, int64_t deadline_ns) {
   return NoCuda();
 }
 

@@ -1,5 +1,5 @@
-// Size of the shared region through which CPU ranks exchange data. A constant
-// expression, so that planning needs no device.
+// Sizes of what ranks exchange data through. Constant expressions, so that
+// planning needs no device.
 #pragma once
 
 #include <algorithm>
@@ -25,5 +25,12 @@ constexpr size_t ExchangeBytes(int world_size, size_t staging_bytes_per_rank) {
           2 * ranks * ExchangeBufferBytes(world_size, staging_bytes_per_rank),
       kPageBytes);
 }
+
+// Device memory of a rank that other GPUs write (peer_collective.h): of the
+// collective that gathers parameters, and of the one that reduces gradients. A
+// sum is a kernel beside compute and waits for room there, so it goes over few
+// large pieces.
+inline constexpr size_t kParamStagingBytes = size_t{64} << 20;
+inline constexpr size_t kGradStagingBytes = size_t{256} << 20;
 
 }  // namespace slidedp::collective

@@ -13,8 +13,8 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/collective/nccl_status.h"
-#include "common/collective/nccl_watch.h"
 #include "common/collective/operation.h"
+#include "common/collective/operation_watch.h"
 #include "common/device/cuda_status.h"
 #include "common/device/cuda_stream.h"
 
@@ -270,7 +270,7 @@ class NcclCollectiveImpl : public NcclCollective {
   std::mutex mutex_;
   std::mutex comm_mutex_;      // held while comm_ changes, and by Check
   ncclComm_t comm_ = nullptr;  // read under either
-  NcclWatch watch_;
+  OperationWatch watch_;
 };
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/collective/nccl_collective.h"
+#include "common/collective/peer_collective.h"
 #include "common/device/cuda_device.h"
 #include "tests/gpu/child.h"
 
@@ -43,19 +44,39 @@ absl::StatusOr<std::string> MeetForId(Meeting& meeting, int rank) {
   return std::string(meeting.id, kIdBytes);
 }
 
-absl::Status RunRank(const RankSetup& setup, int rank, Meeting& meeting,
+// Small, so that tests need many pieces.
+constexpr size_t kPeerStagingBytes = size_t{2} << 20;
+
+enum class Way { kNccl, kPeers };
+
+absl::Status RunBody(Collective& collective, device::Device& device,
                      const RankBody& body) {
+  SDP_ASSIGN_OR_RETURN(const auto stream, device.NewStream("reduce"));
+  RankContext context = {collective, device, *stream};
+  return Annotate(body(context), absl::StrCat("rank ", collective.rank()));
+}
+
+absl::Status RunRank(Way way, const RankSetup& setup, int rank,
+                     Meeting& meeting, const RankBody& body) {
   device::CudaOptions options;
   options.index = rank;
   SDP_ASSIGN_OR_RETURN(const auto device, device::NewCudaDevice(options));
   SDP_ASSIGN_OR_RETURN(const std::string id, MeetForId(meeting, rank));
-  SDP_ASSIGN_OR_RETURN(const auto collective,
+  SDP_ASSIGN_OR_RETURN(auto nccl,
                        NewNcclCollective(*device, id, rank, setup.world_size,
                                          setup.deadline_ns));
-  SDP_ASSIGN_OR_RETURN(const auto stream, device->NewStream("reduce"));
-  RankContext context = {*collective, *device, *stream};
-  SDP_RETURN_IF_ERROR(Annotate(body(context), absl::StrCat("rank ", rank)));
-  return collective->Check();
+  if (way == Way::kNccl) {
+    SDP_RETURN_IF_ERROR(RunBody(*nccl, *device, body));
+    return nccl->Check();
+  }
+  SDP_ASSIGN_OR_RETURN(
+      const auto peers,
+      NewPeerCollective(*device, nccl, kPeerStagingBytes, setup.deadline_ns));
+  if (peers == nullptr) {
+    return absl::UnavailableError("these GPUs don't reach each other");
+  }
+  SDP_RETURN_IF_ERROR(RunBody(*peers, *device, body));
+  return peers->Check();
 }
 
 }  // namespace
@@ -70,8 +91,10 @@ int CountGpus() {
   return testing::AwaitChild(child);
 }
 
-std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
-                                      const RankBody& body) {
+namespace {
+
+std::vector<absl::Status> RunProcesses(Way way, const RankSetup& setup,
+                                       const RankBody& body) {
   void* page = mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   SDP_CHECK(page != MAP_FAILED, "mmap failed");
@@ -81,7 +104,7 @@ std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
     const pid_t child = fork();
     SDP_CHECK(child >= 0, "fork failed");
     if (child == 0) {
-      const absl::Status status = RunRank(setup, rank, *meeting, body);
+      const absl::Status status = RunRank(way, setup, rank, *meeting, body);
       auto& outcome = meeting->outcomes[rank];
       outcome.code = static_cast<int>(status.code());
       status.message().copy(outcome.message, sizeof(outcome.message) - 1);
@@ -102,6 +125,18 @@ std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
   }
   munmap(page, sizeof(Meeting));
   return statuses;
+}
+
+}  // namespace
+
+std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
+                                      const RankBody& body) {
+  return RunProcesses(Way::kNccl, setup, body);
+}
+
+std::vector<absl::Status> RunOverPeers(const RankSetup& setup,
+                                       const RankBody& body) {
+  return RunProcesses(Way::kPeers, setup, body);
 }
 
 }  // namespace slidedp::collective

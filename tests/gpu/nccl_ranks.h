@@ -13,5 +13,8 @@ int CountGpus();
 
 std::vector<absl::Status> RunOverNccl(const RankSetup& setup,
                                       const RankBody& body);
+// Through a PeerCollective; GPUs that don't reach each other are an error.
+std::vector<absl::Status> RunOverPeers(const RankSetup& setup,
+                                       const RankBody& body);
 
 }  // namespace slidedp::collective

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/collective/accelerator_collective.h"
+#include "common/collective/exchange.h"
 #include "proto/protocol.h"
 #include "worker/ops/accelerator_ops.h"
 #include "worker/session/session.h"
@@ -82,14 +83,17 @@ absl::Status Session::JoinCollectives() {
   const int rank = static_cast<int>(config_.rank);
   std::unique_ptr<collective::Collective>* collectives[] = {&param_collective_,
                                                             &grad_collective_};
+  constexpr size_t kStagingBytes[] = {collective::kParamStagingBytes,
+                                      collective::kGradStagingBytes};
   static_assert(std::size(collectives) == policy::kCommunicators);
   if (on_gpu()) {
     SDP_ASSIGN_OR_RETURN(const v1::CollectiveIds ids, MeetOtherRanks());
     for (size_t i = 0; i < std::size(collectives); ++i) {
-      SDP_ASSIGN_OR_RETURN(collective::AcceleratorCollective joined,
-                           collective::NewAcceleratorCollective(
-                               *device_, ids.ids(static_cast<int>(i)), rank,
-                               plan.ranks, kCollectiveDeadlineNs));
+      SDP_ASSIGN_OR_RETURN(
+          collective::AcceleratorCollective joined,
+          collective::NewAcceleratorCollective(
+              *device_, ids.ids(static_cast<int>(i)), rank, plan.ranks,
+              kStagingBytes[i], kCollectiveDeadlineNs));
       *collectives[i] = std::move(joined.collective);
       collective_checks_.push_back(std::move(joined.check));
     }

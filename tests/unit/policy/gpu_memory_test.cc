@@ -1,6 +1,7 @@
 #include "policy/gpu_memory.h"
 
 #include "common/base/units.h"
+#include "common/collective/exchange.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tiny_model.h"
 
@@ -35,9 +36,10 @@ TEST(GpuMemoryTest, BuffersGetWhatTheAllowanceLeaves) {
     ASSERT_OK_AND_ASSIGN(uint64_t bytes, GpuBufferBytes(problem, 24 * kGiB));
     EXPECT_EQ(bytes, 24 * kGiB - Allowance(problem));
   }
-  // One rank has no communicator.
+  // One rank has no communicator, and nobody to exchange with.
   EXPECT_EQ(Allowance(OnGpus(2)) - Allowance(OnGpus(1)),
-            kCommunicators * kGpuCommunicatorBytes);
+            kCommunicators * kGpuCommunicatorBytes +
+                collective::kParamStagingBytes + collective::kGradStagingBytes);
 }
 
 TEST(GpuMemoryTest, ALimitCountsLikeASmallerGpu) {

@@ -1,4 +1,4 @@
-#include "common/collective/nccl_watch.h"
+#include "common/collective/operation_watch.h"
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
@@ -24,7 +24,7 @@ absl::Status Passed(cudaEvent_t event, bool& passed) {
 
 }  // namespace
 
-NcclWatch::~NcclWatch() {
+OperationWatch::~OperationWatch() {
   for (const Launch& launch : running_) {
     spare_.push_back({launch.begun, launch.ended});
   }
@@ -35,7 +35,7 @@ NcclWatch::~NcclWatch() {
   }
 }
 
-absl::Status NcclWatch::Create() {
+absl::Status OperationWatch::Create() {
   for (size_t i = 0; i < kWatched; ++i) {
     std::array<cudaEvent_t, 2>& events = spare_.emplace_back();
     for (cudaEvent_t& event : events) {
@@ -46,7 +46,8 @@ absl::Status NcclWatch::Create() {
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::Begin(const Operation& operation, cudaStream_t stream) {
+absl::Status OperationWatch::Begin(const Operation& operation,
+                                   cudaStream_t stream) {
   ++operations_;
   std::array<cudaEvent_t, 2> events;
   {
@@ -69,7 +70,7 @@ absl::Status NcclWatch::Begin(const Operation& operation, cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::End(cudaStream_t stream) {
+absl::Status OperationWatch::End(cudaStream_t stream) {
   if (!watched_) return absl::OkStatus();
   cudaEvent_t ended;
   {
@@ -82,7 +83,7 @@ absl::Status NcclWatch::End(cudaStream_t stream) {
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::RetireLocked() {
+absl::Status OperationWatch::RetireLocked() {
   // Of one still being launched, `ended` may hold an earlier record.
   while (!running_.empty() && running_.front().launched) {
     const Launch& oldest = running_.front();
@@ -95,7 +96,7 @@ absl::Status NcclWatch::RetireLocked() {
   return absl::OkStatus();
 }
 
-absl::Status NcclWatch::Check() {
+absl::Status OperationWatch::Check() {
   std::lock_guard<std::mutex> lock(mutex_);
   SDP_RETURN_IF_ERROR(RetireLocked());
   if (running_.empty()) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The operations of a communicator that the GPU has not ended yet. Private to
+// The operations of a collective that the GPU has not ended yet. Private to
 // this folder.
 #pragma once
 
@@ -18,10 +18,10 @@ namespace slidedp::collective {
 // Begin and End from one thread at a time, Check from any and without waiting
 // for them: they may block in a full stream. The current device must be the
 // stream's own.
-class NcclWatch {
+class OperationWatch {
  public:
-  explicit NcclWatch(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
-  ~NcclWatch();
+  explicit OperationWatch(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
+  ~OperationWatch();
 
   absl::Status Create();
   // Around an operation's launch, both or neither if the launch fails.
