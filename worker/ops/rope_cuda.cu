@@ -1,8 +1,8 @@
-// Per-head RMS norm of q and k, then rotation. One block a token, which
-// computes the token's angles once for all heads; a head belongs to a group of
-// lanes: with vectors, one vector of each half a lane, else a warp. With BF16
-// activations a normed head is rounded before and after its weight, as the
-// models' own code does; cosines and sines stay float32.
+// Per-head RMS norm of q and k, then rotation. A block takes a few tokens at a
+// time, computes their angles once for all heads, and hands out their heads to
+// groups of lanes; a lane keeps its part of both halves of a head in registers.
+// With BF16 activations a normed head is rounded before and after its weight,
+// as the models' own code does; cosines and sines stay float32.
 #include "worker/ops/cuda_elements.cuh"
 #include "worker/ops/cuda_kernels.h"
 
@@ -12,6 +12,8 @@ namespace {
 using namespace cuda;  // NOLINT: one file, one subject
 
 constexpr int kThreads = 256;
+constexpr int kTokens = 4;  // of a block at a time
+constexpr int kWarp = 32;
 
 struct Geometry {
   int64_t tokens, sequence, row;  // row: elements of a token
@@ -22,15 +24,19 @@ struct Geometry {
   int groups() const { return kThreads / lanes; }
 };
 
-// angles: cosines [half], sines [half].
-__device__ void Angles(const Geometry& g, int64_t token,
+// Of kTokens tokens from `first`: cosines [half], sines [half] each.
+__device__ void Angles(const Geometry& g, int64_t first,
                        const float* inverse_frequencies, float* angles) {
-  const auto position = static_cast<float>(
-      g.first_row == nullptr ? token % g.sequence : token - g.first_row[token]);
-  for (int i = threadIdx.x; i < g.half; i += kThreads) {
+  for (int i = threadIdx.x; i < kTokens * g.half; i += kThreads) {
+    const int t = i / g.half, column = i % g.half;
+    const int64_t token = first + t;
+    if (token >= g.tokens) return;
+    const auto position =
+        static_cast<float>(g.first_row == nullptr ? token % g.sequence
+                                                  : token - g.first_row[token]);
     // The product is rounded, never fused: far angles depend on it.
-    sincosf(__fmul_rn(position, inverse_frequencies[i]), angles + g.half + i,
-            angles + i);
+    sincosf(__fmul_rn(position, inverse_frequencies[column]),
+            angles + t * g.d + g.half + column, angles + t * g.d + column);
   }
 }
 
@@ -41,175 +47,192 @@ __device__ float GroupSum(float x, int lanes) {
   return x;
 }
 
+// A lane's part of a head, or of what goes with one: kPieces times N elements
+// of either half, every `lanes` * N.
+template <int N, int kPieces>
+struct Part {
+  float lo[kPieces][N] = {}, hi[kPieces][N] = {};
+
+  // of(column, lo, hi) for each piece that exists.
+  template <typename Of>
+  __device__ void ForEach(const Geometry& g, int lane, const Of& of) {
+#pragma unroll
+    for (int k = 0; k < kPieces; ++k) {
+      const int column = (lane + k * g.lanes) * N;
+      if (kPieces == 1 || column < g.half) of(column, lo[k], hi[k]);
+    }
+  }
+  template <typename T>
+  __device__ void LoadFrom(const Geometry& g, int lane, const T* from) {
+    ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
+      Load(from + column, lo);
+      Load(from + g.half + column, hi);
+    });
+  }
+  template <typename T>
+  __device__ void StoreTo(const Geometry& g, int lane, T* to) {
+    ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
+      Store(lo, to + column);
+      Store(hi, to + g.half + column);
+    });
+  }
+  // Turned by the angles, or back by them.
+  __device__ void Turn(const Geometry& g, int lane, const float* angles,
+                       float direction) {
+    ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
+      float c[N], s[N];
+      Load(angles + column, c);
+      Load(angles + g.half + column, s);
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float a = lo[j], b = hi[j], sine = direction * s[j];
+        lo[j] = a * c[j] - b * sine;
+        hi[j] = b * c[j] + a * sine;
+      }
+    });
+  }
+};
+
 // A lane writes only elements that no other lane reads: out may be qkv.
-template <typename T, int N>
+template <typename T, int N, int kPieces>
 __global__ void __launch_bounds__(kThreads)
     Forward(Geometry g, const T* qkv, const bf16* q_norm, const bf16* k_norm,
             float eps, const float* inverse_frequencies, T* out, float* rstd) {
   extern __shared__ float4 shared[];
   auto* angles = reinterpret_cast<float*>(shared);
-  const int64_t token = blockIdx.x;
-  Angles(g, token, inverse_frequencies, angles);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTokens;
+  Angles(g, first, inverse_frequencies, angles);
   __syncthreads();
   const int lane = threadIdx.x % g.lanes, groups = kThreads / g.lanes;
   const bool norms = q_norm != nullptr || k_norm != nullptr;
-  for (int first = 0; first < g.rotated; first += groups) {
-    const int head = first + threadIdx.x / g.lanes;
-    const bool active = head < g.rotated;
+  for (int begin = 0; begin < kTokens * g.rotated; begin += groups) {
+    const int item = begin + threadIdx.x / g.lanes;
+    const int t = item / g.rotated, head = item % g.rotated;
+    const int64_t token = first + t;
+    const bool active = t < kTokens && token < g.tokens;
     const bf16* w = head < g.heads ? q_norm : k_norm;
     const int64_t at = token * g.row + static_cast<int64_t>(head) * g.d;
-    float r = 1;
+    Part<N, kPieces> x;
+    if (active) x.LoadFrom(g, lane, qkv + at);
     if (norms) {
       float sum = 0;
-      for (int i = lane * N; active && i < g.half; i += g.lanes * N) {
-        float lo[N], hi[N];
-        Load(qkv + at + i, lo);
-        Load(qkv + at + g.half + i, hi);
+      x.ForEach(g, lane, [&](int, float(&lo)[N], float(&hi)[N]) {
 #pragma unroll
         for (int j = 0; j < N; ++j) sum += lo[j] * lo[j] + hi[j] * hi[j];
-      }
+      });
       sum = GroupSum(sum, g.lanes);
-      r = 1.0f / sqrtf(sum / static_cast<float>(g.d) + eps);
-      if (active && w != nullptr && lane == 0) {
-        rstd[token * g.rotated + head] = r;
+      if (active && w != nullptr) {
+        const float r = 1.0f / sqrtf(sum / static_cast<float>(g.d) + eps);
+        if (lane == 0) rstd[token * g.rotated + head] = r;
+        x.ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
+          float w_lo[N], w_hi[N];
+          Load(w + column, w_lo);
+          Load(w + g.half + column, w_hi);
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            lo[j] = Rounded<T>(Rounded<T>(lo[j] * r) * w_lo[j]);
+            hi[j] = Rounded<T>(Rounded<T>(hi[j] * r) * w_hi[j]);
+          }
+        });
       }
     }
-    for (int i = lane * N; active && i < g.half; i += g.lanes * N) {
-      float lo[N], hi[N], c[N], s[N];
-      Load(qkv + at + i, lo);
-      Load(qkv + at + g.half + i, hi);
-      if (w != nullptr) {
-        float w_lo[N], w_hi[N];
-        Load(w + i, w_lo);
-        Load(w + g.half + i, w_hi);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          lo[j] = Rounded<T>(Rounded<T>(lo[j] * r) * w_lo[j]);
-          hi[j] = Rounded<T>(Rounded<T>(hi[j] * r) * w_hi[j]);
-        }
-      }
-      Load(angles + i, c);
-      Load(angles + g.half + i, s);
-#pragma unroll
-      for (int j = 0; j < N; ++j) {
-        const float a = lo[j], b = hi[j];
-        lo[j] = a * c[j] - b * s[j];
-        hi[j] = b * c[j] + a * s[j];
-      }
-      Store(lo, out + at + i);
-      Store(hi, out + at + g.half + i);
-    }
+    if (!active) continue;
+    x.Turn(g, lane, angles + t * g.d, 1);
+    x.StoreTo(g, lane, out + at);
   }
   if (out == qkv) return;
-  const int64_t v = token * g.row;
-  for (int64_t i = static_cast<int64_t>(g.rotated) * g.d + threadIdx.x * N;
-       i < g.row; i += kThreads * N) {
-    float value[N];
-    Load(qkv + v + i, value);
-    Store(value, out + v + i);
+  const int64_t v = static_cast<int64_t>(g.rotated) * g.d;
+  for (int t = 0; t < kTokens && first + t < g.tokens; ++t) {
+    const int64_t at = (first + t) * g.row;
+    for (int64_t i = v + threadIdx.x * N; i < g.row; i += kThreads * N) {
+      float value[N];
+      Load(qkv + at + i, value);
+      Store(value, out + at + i);
+    }
   }
 }
 
-// The gradient of the normed head: turned back by the angles.
-template <typename T, int N>
-__device__ void LoadTurned(const T* gradient, const float* angles, int half,
-                           float (&lo)[N], float (&hi)[N]) {
-  float c[N], s[N];
-  Load(gradient, lo);
-  Load(gradient + half, hi);
-  Load(angles, c);
-  Load(angles + half, s);
-#pragma unroll
-  for (int j = 0; j < N; ++j) {
-    const float a = lo[j], b = hi[j];
-    lo[j] = a * c[j] + b * s[j];
-    hi[j] = b * c[j] - a * s[j];
-  }
-}
-
-// Goes over tokens blockIdx.x, + gridDim.x, ...; each lane owns its columns of
-// its group's norm gradients.
-template <typename T, int N>
+// blockIdx.y: the heads of q, or of k. Goes over kTokens tokens from those of
+// blockIdx.x on, every gridDim.x; each lane sums the norm gradient of its own
+// columns.
+template <typename T, int N, int kPieces>
 __global__ void __launch_bounds__(kThreads)
     Backward(Geometry g, const T* qkv, const bf16* q_norm, const bf16* k_norm,
              const float* inverse_frequencies, const float* rstd,
              float* partial, T* d_qkv) {
   extern __shared__ float4 shared[];
   auto* angles = reinterpret_cast<float*>(shared);
-  float* sums = angles + g.d;  // [groups][q, k][d], if there are norms
   const int groups = kThreads / g.lanes, group = threadIdx.x / g.lanes;
   const int lane = threadIdx.x % g.lanes;
-  const bool norms = q_norm != nullptr || k_norm != nullptr;
-  for (int i = threadIdx.x; norms && i < groups * 2 * g.d; i += kThreads) {
-    sums[i] = 0;
-  }
-  for (int64_t token = blockIdx.x; token < g.tokens; token += gridDim.x) {
+  const bool is_k = blockIdx.y == 1;
+  const bf16* w = is_k ? k_norm : q_norm;
+  const int heads = is_k ? g.rotated - g.heads : g.heads;
+  const int first_head = is_k ? g.heads : 0;
+  Part<N, kPieces> weight, d_weight;
+  if (w != nullptr) weight.LoadFrom(g, lane, w);
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kTokens;
+       first < g.tokens; first += static_cast<int64_t>(gridDim.x) * kTokens) {
     __syncthreads();
-    Angles(g, token, inverse_frequencies, angles);
+    Angles(g, first, inverse_frequencies, angles);
     __syncthreads();
-    for (int first = 0; first < g.rotated; first += groups) {
-      const int head = first + group;
-      const bool active = head < g.rotated, is_k = head >= g.heads;
-      const bf16* w = is_k ? k_norm : q_norm;
-      const T* x = qkv + token * g.row + static_cast<int64_t>(head) * g.d;
-      T* d_x = d_qkv + token * g.row + static_cast<int64_t>(head) * g.d;
-      const bool normed = active && w != nullptr;
-      float r = 0, mean = 0;
-      // With vectors a lane has one of each half and reads it once.
-      float lo[N], hi[N], x_lo[N], x_hi[N];
-      const auto load = [&](int i) {
-        LoadTurned(d_x + i, angles + i, g.half, lo, hi);
-        if (!normed) return;
-        Load(x + i, x_lo);
-        Load(x + g.half + i, x_hi);
-      };
-      if (N > 1 && active) load(lane * N);
-      if (norms) {
+    for (int begin = 0; begin < kTokens * heads; begin += groups) {
+      const int item = begin + group;
+      const int t = item / heads, head = first_head + item % heads;
+      const int64_t token = first + t;
+      const bool active = t < kTokens && token < g.tokens;
+      const int64_t at = token * g.row + static_cast<int64_t>(head) * g.d;
+      Part<N, kPieces> d_x, x;
+      float r = 0;
+      if (active) {
+        d_x.LoadFrom(g, lane, d_qkv + at);
+        if (w != nullptr) {
+          x.LoadFrom(g, lane, qkv + at);
+          r = rstd[token * g.rotated + head];
+        }
+        d_x.Turn(g, lane, angles + t * g.d, -1);
+      }
+      if (w != nullptr) {
         float dot = 0;
-        for (int i = lane * N; normed && i < g.half; i += g.lanes * N) {
-          float w_lo[N], w_hi[N];
-          if (N == 1) load(i);
-          Load(w + i, w_lo);
-          Load(w + g.half + i, w_hi);
+#pragma unroll
+        for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            dot += lo[j] * w_lo[j] * x_lo[j] + hi[j] * w_hi[j] * x_hi[j];
+            d_weight.lo[k][j] += d_x.lo[k][j] * Rounded<T>(x.lo[k][j] * r);
+            d_weight.hi[k][j] += d_x.hi[k][j] * Rounded<T>(x.hi[k][j] * r);
+            d_x.lo[k][j] *= weight.lo[k][j];
+            d_x.hi[k][j] *= weight.hi[k][j];
+            dot += d_x.lo[k][j] * x.lo[k][j] + d_x.hi[k][j] * x.hi[k][j];
           }
         }
         dot = GroupSum(dot, g.lanes);
-        if (normed) r = rstd[token * g.rotated + head];
-        mean = r * (r * (r * (dot / static_cast<float>(g.d))));
-      }
-      float* sum = sums + (group * 2 + (is_k ? 1 : 0)) * g.d;
-      for (int i = lane * N; active && i < g.half; i += g.lanes * N) {
-        if (N == 1) load(i);
-        if (normed) {
-          float w_lo[N], w_hi[N];
-          Load(w + i, w_lo);
-          Load(w + g.half + i, w_hi);
+        const float mean = r * (r * (r * (dot / static_cast<float>(g.d))));
+#pragma unroll
+        for (int k = 0; k < kPieces; ++k) {
 #pragma unroll
           for (int j = 0; j < N; ++j) {
-            sum[i + j] += lo[j] * Rounded<T>(x_lo[j] * r);
-            sum[g.half + i + j] += hi[j] * Rounded<T>(x_hi[j] * r);
-            lo[j] = lo[j] * w_lo[j] * r - x_lo[j] * mean;
-            hi[j] = hi[j] * w_hi[j] * r - x_hi[j] * mean;
+            d_x.lo[k][j] = d_x.lo[k][j] * r - x.lo[k][j] * mean;
+            d_x.hi[k][j] = d_x.hi[k][j] * r - x.hi[k][j] * mean;
           }
         }
-        Store(lo, d_x + i);
-        Store(hi, d_x + g.half + i);
       }
+      if (active) d_x.StoreTo(g, lane, d_qkv + at);
     }
   }
-  if (!norms) return;
+  if (w == nullptr) return;
+  float* sums = angles + kTokens * g.d;  // [groups][d]
+  d_weight.StoreTo(g, lane, sums + group * g.d);
   __syncthreads();
-  for (int c = threadIdx.x; c < 2 * g.d; c += kThreads) {
+  for (int c = threadIdx.x; c < g.d; c += kThreads) {
     float total = 0;
-    for (int i = 0; i < groups; ++i) total += sums[i * 2 * g.d + c];
-    partial[static_cast<int64_t>(blockIdx.x) * 2 * g.d + c] = total;
+    for (int i = 0; i < groups; ++i) total += sums[i * g.d + c];
+    partial[(static_cast<int64_t>(blockIdx.x) * 2 + blockIdx.y) * g.d + c] =
+        total;
   }
 }
 
-// With vectors of `n` if the shape allows it, for which lanes is not 32 / n.
+// With vectors of `n` if a group of lanes then has a head at once, else with
+// kPieces single elements of either half a lane.
+constexpr int kPieces = kMaxRopeHeadDim / 2 / kWarp;
 Geometry MakeGeometry(const RopeShape& s, bool aligned, int n, bool* vector) {
   Geometry g;
   g.tokens = s.tokens;
@@ -221,9 +244,9 @@ Geometry MakeGeometry(const RopeShape& s, bool aligned, int n, bool* vector) {
   g.half = g.d / 2;
   g.first_row = s.first_row;
   const int lanes = g.half / n;
-  *vector =
-      aligned && g.half % n == 0 && lanes <= 32 && (lanes & (lanes - 1)) == 0;
-  g.lanes = *vector ? lanes : 32;
+  *vector = aligned && g.half % n == 0 && lanes <= kWarp &&
+            (lanes & (lanes - 1)) == 0;
+  g.lanes = *vector ? lanes : kWarp;
   return g;
 }
 
@@ -239,13 +262,13 @@ cudaError_t LaunchQkNormRopeForward(const T* qkv, const bf16* q_norm,
   bool vector = false;
   const Geometry g = MakeGeometry(
       shape, IsVector(1, 1, {qkv, q_norm, k_norm, out}), kN, &vector);
-  const auto blocks = static_cast<unsigned>(g.tokens);
-  const size_t bytes = g.d * sizeof(float);
+  const auto blocks = static_cast<unsigned>(CeilDiv(g.tokens, kTokens));
+  const size_t bytes = kTokens * g.d * sizeof(float);
   if (vector) {
-    Forward<T, kN><<<blocks, kThreads, bytes, stream>>>(
+    Forward<T, kN, 1><<<blocks, kThreads, bytes, stream>>>(
         g, qkv, q_norm, k_norm, eps, inverse_frequencies, out, rstd);
   } else {
-    Forward<T, 1><<<blocks, kThreads, bytes, stream>>>(
+    Forward<T, 1, kPieces><<<blocks, kThreads, bytes, stream>>>(
         g, qkv, q_norm, k_norm, eps, inverse_frequencies, out, rstd);
   }
   return cudaGetLastError();
@@ -264,15 +287,15 @@ cudaError_t LaunchQkNormRopeBackward(const T* qkv, const bf16* q_norm,
       shape, IsVector(1, 1, {qkv, q_norm, k_norm, d_qkv}), kN, &vector);
   const int64_t parts = GradientParts(g.tokens);
   const bool norms = q_norm != nullptr || k_norm != nullptr;
-  // At most 34 KiB: a block's lanes hold kThreads vectors of both halves.
+  // At most 24 KiB: a block's lanes hold kThreads vectors of both halves.
   const size_t bytes =
-      (g.d + (norms ? g.groups() * 2 * g.d : 0)) * sizeof(float);
-  const auto blocks = static_cast<unsigned>(parts);
+      (kTokens + (norms ? g.groups() : 0)) * g.d * sizeof(float);
+  const dim3 blocks(static_cast<unsigned>(parts), 2);
   if (vector) {
-    Backward<T, kN><<<blocks, kThreads, bytes, stream>>>(
+    Backward<T, kN, 1><<<blocks, kThreads, bytes, stream>>>(
         g, qkv, q_norm, k_norm, inverse_frequencies, rstd, partial, d_qkv);
   } else {
-    Backward<T, 1><<<blocks, kThreads, bytes, stream>>>(
+    Backward<T, 1, kPieces><<<blocks, kThreads, bytes, stream>>>(
         g, qkv, q_norm, k_norm, inverse_frequencies, rstd, partial, d_qkv);
   }
   cudaError_t error = cudaGetLastError();
