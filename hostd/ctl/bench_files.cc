@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -16,6 +18,12 @@
 #include "common/model/safetensors.h"
 
 namespace slidedp::ctl {
+namespace {
+
+// A prime above every vocabulary: frequent tokens lie all over the table.
+constexpr int64_t kScatter = 2147483647;
+
+}  // namespace
 
 absl::StatusOr<ScratchFolder> ScratchFolder::Create(const std::string& parent) {
   std::string path =
@@ -44,11 +52,16 @@ absl::Status WriteRandomTokens(const std::string& path, uint64_t sequences,
   std::vector<int64_t> offsets = {0, static_cast<int64_t>(n)};
   std::vector<int32_t> ids(n);
   uint64_t state = 0x9e3779b97f4a7c15u;
+  const double ranks_log = std::log(static_cast<double>(vocab) + 1);
   for (int32_t& id : ids) {
-    // A 64-bit LCG (Knuth); its high half, scaled: uniform up to 2^-32.
+    // A 64-bit LCG (Knuth); its high half is uniform in [0, 1) up to 2^-32.
     state = state * 6364136223846793005u + 1442695040888963407u;
-    id = static_cast<int32_t>(((state >> 32) * static_cast<uint64_t>(vocab)) >>
-                              32);
+    const double u = static_cast<double>(state >> 32) * 0x1p-32;
+    // exp(u ln(V + 1)), rounded down, is r with probability ln(1 + 1/r) / ln(V
+    // + 1): Zipf's law.
+    const auto rank = static_cast<int64_t>(std::exp(u * ranks_log)) - 1;
+    id = static_cast<int32_t>(std::clamp<int64_t>(rank, 0, vocab - 1) *
+                              kScatter % vocab);
   }
   const std::vector<uint8_t> mask(n, 1);
   std::vector<model::TensorEntry> entries = {

@@ -34,8 +34,8 @@ class ScratchFolder {
 absl::Status WriteBenchModel(const std::string& folder,
                              const model::Shape& shape);
 
-// A "stream" dataset of `sequences` x `sequence_length` uniform token ids in
-// [0, vocab), every one a label.
+// A "stream" dataset of `sequences` x `sequence_length` token ids in [0,
+// vocab), as frequent as words are in text (Zipf's law), every one a label.
 absl::Status WriteRandomTokens(const std::string& path, uint64_t sequences,
                                uint64_t sequence_length, int64_t vocab);
 

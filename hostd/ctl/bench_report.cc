@@ -119,6 +119,7 @@ absl::StatusOr<Json> JsonBench(const BenchRun& run) {
   json["tokens_per_step"] = spec.batch_size() * spec.sequence_length();
   json["steps"] = spec.steps() - run.warmup;
   json["warmup"] = run.warmup;
+  json["token_distribution"] = "zipf";
   json["model_flops_per_step"] = Json{{"dense", flops.dense},
                                       {"head", flops.head},
                                       {"attention", flops.attention},

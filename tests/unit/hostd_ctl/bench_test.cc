@@ -3,9 +3,12 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <functional>
 #include <sstream>
+#include <vector>
 
 #include "common/base/fd.h"
 #include "common/base/units.h"
@@ -50,10 +53,29 @@ TEST(BenchFilesTest, TokensAreADatasetOfThatManySequences) {
   EXPECT_EQ(dataset.valid_tokens(), 5 * 63);
   int32_t ids[64], labels[64];
   dataset.Fill(3, ids, labels);
-  int64_t sum = 0;
-  for (int32_t id : ids) sum += id;
-  // Uniform: the mean of 64 is within 5 standard errors of the middle.
-  EXPECT_NEAR(sum / 64.0, 151936 / 2.0, 5 * 151936 / std::sqrt(12 * 64.0));
+  for (int32_t id : ids) EXPECT_LT(id, 151936);
+}
+
+TEST(BenchFilesTest, TokensAreAsFrequentAsWords) {
+  ASSERT_OK_AND_ASSIGN(ScratchFolder folder,
+                       ScratchFolder::Create(::testing::TempDir()));
+  const std::string path = folder.path() + "/tokens.safetensors";
+  constexpr int64_t kVocab = 1000, kTokens = 100'000;
+  ASSERT_OK(WriteRandomTokens(path, 1, kTokens, kVocab));
+  ASSERT_OK_AND_ASSIGN(data::Dataset dataset,
+                       data::Dataset::Open(path, kTokens, kVocab));
+  std::vector<int32_t> ids(kTokens), labels(kTokens);
+  dataset.Fill(0, ids.data(), labels.data());
+  std::vector<int64_t> counts(kVocab);
+  for (int32_t id : ids) ++counts.at(id);
+  std::sort(counts.begin(), counts.end(), std::greater<>());
+  // The k-th most frequent of n words: n ln(1 + 1/k) / ln(V + 1); within five
+  // standard deviations.
+  for (const int k : {1, 2, 10, 50}) {
+    const double want = kTokens * std::log1p(1.0 / k) / std::log(kVocab + 1.0);
+    EXPECT_NEAR(static_cast<double>(counts[k - 1]), want, 5 * std::sqrt(want))
+        << k;
+  }
 }
 
 TEST(BenchFilesTest, ScratchFolderIsRemovedWithItsContents) {
