@@ -176,7 +176,10 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
       continue;
     }
     const absl::string_view kind = model::UnitKindName(unit.kind);
-    add(absl::StrCat("window.", kind), 2 * SlotElements(unit, plan));
+    // An embedding that is no head is read where it lies, in host memory.
+    if (&unit == &layout.units[layout.head_unit()]) {
+      add(absl::StrCat("window.", kind), 2 * SlotElements(unit, plan));
+    }
     add(absl::StrCat("gradient.", kind), 4 * GradElements(unit, plan));
     add(absl::StrCat("drain.", kind), 2 * DrainElements(unit, plan));
   }

@@ -209,11 +209,17 @@ absl::Status ReadProperties(CudaContext& context) {
   SDP_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(
       &read_only, cudaDevAttrHostRegisterReadOnlySupported,
       context.options.index));
-  if (read_only == 0) {
+  int same_address = 0;
+  SDP_RETURN_IF_CUDA_ERROR(cudaDeviceGetAttribute(
+      &same_address, cudaDevAttrCanUseHostPointerForRegisteredMem,
+      context.options.index));
+  if (read_only == 0 || same_address == 0) {
     return absl::UnavailableError(absl::StrCat(
         context.description,
-        " or its driver can't use host memory that is mapped read-only, as "
-        "parameters are handed to workers"));
+        " or its driver can't read registered host memory ",
+        read_only == 0 ? "that is mapped read-only, as parameters are handed "
+                         "to workers"
+                       : "at the host's address"));
   }
   return absl::OkStatus();
 }

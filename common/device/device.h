@@ -79,7 +79,7 @@ class Event {
   virtual ~Event() = default;
 };
 
-// Keeps host memory registered for asynchronous copies while alive.
+// Keeps host memory registered for copies, and for ops to read it in place.
 class HostRegistration {
  public:
   virtual ~HostRegistration() = default;

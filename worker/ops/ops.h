@@ -56,7 +56,7 @@ class Ops {
     return activation_dtype() == ActDType::kF32 ? 4 : 2;
   }
 
-  // out[t, :] = table[ids[t], :]. ids are < vocab (checked where read).
+  // out[t, :] = table[ids[t], :], which may be registered memory. ids < vocab.
   virtual absl::Status EmbeddingForward(const int32_t* ids, const bf16* table,
                                         int64_t tokens, int64_t hidden, Act out,
                                         Stream& stream) = 0;

@@ -33,27 +33,6 @@ void Append(const model::Unit& unit, Likeness& likeness) {
 
 }  // namespace
 
-void TrainerImpl::FillPseudoRandomBatch(uint64_t step) {
-  const uint64_t tokens =
-      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
-  batch_.ids.resize(tokens);
-  batch_.labels.resize(tokens);
-  batch_.valid_tokens = tokens * in_.plan->ranks;
-  // SplitMix64 over (seed, step, rank, place).
-  uint64_t state = in_.seed + (step * in_.plan->ranks + in_.rank) * tokens;
-  const auto next = [&] {
-    uint64_t z = (state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return static_cast<int32_t>((z ^ (z >> 31)) %
-                                static_cast<uint64_t>(in_.config->vocab));
-  };
-  for (uint64_t t = 0; t < tokens; ++t) {
-    batch_.ids[t] = next();
-    batch_.labels[t] = next();
-  }
-}
-
 absl::Status TrainerImpl::Warm() {
   if (!in_.warm_up) return absl::OkStatus();
   SDP_RETURN_IF_ERROR(in_.warm_up([this] { return Rehearse(); }));
@@ -67,12 +46,9 @@ absl::Status TrainerImpl::Rehearse() {
   SDP_RETURN_IF_ERROR(window_->Rehearse());
   const int64_t all = in_.plan->micro_batches * in_.plan->micro_batch_tokens();
   const int embedding_unit = in_.layout->embedding_unit();
-  const UnitWeights embedding(unit(embedding_unit),
-                              window_->slot_data(embedding_unit),
+  const UnitWeights embedding(unit(embedding_unit), nullptr,
                               gradients_->accumulator(embedding_unit));
-  SDP_RETURN_IF_ERROR(
-      in_.ops->EmbeddingForward(tokens.ids, embedding.w(Role::kEmbedding), all,
-                                in_.config->hidden, Input(0, 0), *compute_));
+  SDP_RETURN_IF_ERROR(ReadEmbedding(tokens));
   SDP_RETURN_IF_ERROR(RehearseLayers());
   SDP_RETURN_IF_ERROR(RehearseHead(tokens));
   SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(

@@ -1,13 +1,10 @@
 #include "worker/step/trainer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/base/check.h"
-#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/model/config.h"
@@ -132,12 +129,33 @@ absl::Status TrainerImpl::Init() {
       in_.device->Copy(buffers_.get<void>("rope"), frequencies.data(),
                        frequencies.size() * sizeof(float), *compute_));
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
-  if (in_.compute_only && in_.fill_weights) {
-    for (int u = 0; u < static_cast<int>(in_.layout->units.size()); ++u) {
-      SDP_RETURN_IF_ERROR(in_.fill_weights(u, window_->slot_data(u)));
-    }
-  }
+  SDP_RETURN_IF_ERROR(PlaceWeights());
   return Warm();
+}
+
+absl::Status TrainerImpl::PlaceWeights() {
+  const int embedding = in_.layout->embedding_unit();
+  if (!in_.compute_only) {
+    embedding_ = in_.params->at<bf16>(0) + unit(embedding).plane_offset;
+    return absl::OkStatus();
+  }
+  bf16* table = nullptr;
+  if (in_.layout->tied()) {
+    table = window_->slot_data(embedding);
+  } else {
+    SDP_ASSIGN_OR_RETURN(
+        resident_embedding_,
+        in_.device->Allocate("embedding", unit(embedding).count * sizeof(bf16),
+                             device::Memory::kDevice));
+    table = resident_embedding_.as<bf16>();
+  }
+  embedding_ = table;
+  if (!in_.fill_weights) return absl::OkStatus();
+  for (int u = 0; u < static_cast<int>(in_.layout->units.size()); ++u) {
+    SDP_RETURN_IF_ERROR(
+        in_.fill_weights(u, u == embedding ? table : window_->slot_data(u)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
@@ -159,7 +177,6 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   // Deliveries look ahead within the step only: one of the next step would wait
   // for versions that depend on gradients not yet enqueued, and a full queue
   // would then block the host for ever.
-  upcoming_.push_back({in_.layout->embedding_unit(), step});
   for (int l = 0; l < layers; ++l) {
     upcoming_.push_back({in_.layout->decoder_unit(l), step});
   }
@@ -171,12 +188,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
 
   SDP_ASSIGN_OR_RETURN(const StepTokens tokens, BeginStep(step));
   size_t at = 0;
-  SDP_RETURN_IF_ERROR(Embed(order[at++], tokens));
-  if (!in_.compute_only) {
-    SDP_RETURN_IF_ERROR(in_.device->WriteWord(
-        &reports_.step(in_.rank, step).embedded.value, step + 1, *compute_));
-  }
-  SDP_RETURN_IF_ERROR(in_.device->Record(*embedded_, *compute_));
+  SDP_RETURN_IF_ERROR(Embed(step, tokens));
   for (int l = 0; l < layers; ++l) {
     SDP_RETURN_IF_ERROR(ForwardLayer(order[at++], l));
   }
@@ -193,63 +205,16 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   return EmbedBackward({in_.layout->embedding_unit(), step}, tokens);
 }
 
-absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
-  if (in_.dataset == nullptr) {
-    FillPseudoRandomBatch(step);
-  } else {
-    data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
-                        batch_);
-  }
-  if (hooks_.on_batch) hooks_.on_batch(step, batch_);
-  if (!in_.compute_only) {
-    shm::StepReport& report = reports_.step(in_.rank, step);
-    report.valid_tokens = batch_.valid_tokens;
-    report.begin_ns = MonotonicNs();
-    ReportUsedRows(step);
-    report.begun.value.store(step + 1, std::memory_order_release);
-  }
-  return UploadBatch(step);
-}
-
-absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
-    uint64_t step) {
-  const uint64_t tokens =
-      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
-  SDP_CHECK(batch_.ids.size() == tokens && batch_.labels.size() == tokens,
-            "a batch of another size than the plan's");
-  const uint64_t parity = step % 2;
-  int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
-  int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
-  std::memcpy(host, batch_.ids.data(), tokens * sizeof(int32_t));
-  std::memcpy(host + tokens, batch_.labels.data(), tokens * sizeof(int32_t));
-  StepTokens result;
-  result.ids = device;
-  result.labels = device + tokens;
-  result.scale =
-      batch_.valid_tokens == 0
-          ? 0.0f
-          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
-  result.loss_sum = buffers_.get<double>("scalars") + parity;
+absl::Status TrainerImpl::Throttle() {
   SDP_RETURN_IF_ERROR(
-      in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
-  SDP_RETURN_IF_ERROR(
-      in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
-  return result;
-}
-
-void TrainerImpl::ReportUsedRows(uint64_t step) {
-  uint64_t* used = reports_.used_rows(in_.rank, step);
-  std::fill_n(used, shm::RowWords(rows_), 0);
-  if (rows_ == 0) return;
-  for (int32_t id : batch_.ids) used[id / 64] |= uint64_t{1} << (id % 64);
+      in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
+  const size_t ahead = std::min(upcoming_.size(), deliveries_ahead_ + 2);
+  return window_->Advance({upcoming_.data(), ahead});
 }
 
 absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,
                                                     const char* work) {
-  SDP_RETURN_IF_ERROR(
-      in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
-  const size_t ahead = std::min(upcoming_.size(), deliveries_ahead_ + 2);
-  SDP_RETURN_IF_ERROR(window_->Advance({upcoming_.data(), ahead}));
+  SDP_RETURN_IF_ERROR(Throttle());
   SDP_ASSIGN_OR_RETURN(const bf16* weights, window_->Use(visit, *compute_));
   SDP_RETURN_IF_ERROR(
       times_->Begin(Lane::kCompute, visit.step, {work, visit.unit}, *compute_));
@@ -259,22 +224,42 @@ absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,
 absl::Status TrainerImpl::EndVisit(const Visit& visit) {
   SDP_RETURN_IF_ERROR(times_->End(Lane::kCompute, visit.step, *compute_));
   SDP_RETURN_IF_ERROR(window_->Release(visit, *compute_));
-  SDP_RETURN_IF_ERROR(
-      in_.device->Record(*visit_done_[visits_ % kVisitsAhead], *compute_));
-  ++visits_;
   upcoming_.erase(upcoming_.begin());
-  return absl::OkStatus();
+  return CountVisit();
 }
 
-absl::Status TrainerImpl::Embed(const Visit& visit, const StepTokens& tokens) {
-  SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "embed"));
-  const UnitWeights weights(unit(visit.unit), data, nullptr);
+absl::Status TrainerImpl::CountVisit() {
+  return in_.device->Record(*visit_done_[visits_++ % kVisitsAhead], *compute_);
+}
+
+absl::Status TrainerImpl::Embed(uint64_t step, const StepTokens& tokens) {
+  const int u = in_.layout->embedding_unit();
+  SDP_RETURN_IF_ERROR(Throttle());
+  if (!in_.compute_only) {
+    SDP_RETURN_IF_ERROR(in_.device->WaitWord(
+        &shm::Versions(in_.versions->data()).param_version(u), step,
+        *compute_));
+  }
+  SDP_RETURN_IF_ERROR(
+      times_->Begin(Lane::kCompute, step, {"embed", u}, *compute_));
+  SDP_RETURN_IF_ERROR(ReadEmbedding(tokens));
+  SDP_RETURN_IF_ERROR(times_->End(Lane::kCompute, step, *compute_));
+  if (!in_.compute_only) {
+    SDP_RETURN_IF_ERROR(in_.device->WriteWord(
+        &reports_.step(in_.rank, step).embedded.value, step + 1, *compute_));
+  }
+  SDP_RETURN_IF_ERROR(in_.device->Record(*embedded_, *compute_));
+  return CountVisit();
+}
+
+absl::Status TrainerImpl::ReadEmbedding(const StepTokens& tokens) {
+  const UnitWeights weights(unit(in_.layout->embedding_unit()), embedding_,
+                            nullptr);
   // The inputs of layer 0 lie one micro-batch after another.
-  SDP_RETURN_IF_ERROR(in_.ops->EmbeddingForward(
+  return in_.ops->EmbeddingForward(
       tokens.ids, weights.w(Role::kEmbedding),
       in_.plan->micro_batches * in_.plan->micro_batch_tokens(),
-      in_.config->hidden, Input(0, 0), *compute_));
-  return EndVisit(visit);
+      in_.config->hidden, Input(0, 0), *compute_);
 }
 
 absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {

@@ -44,7 +44,7 @@ class TrainerImpl : public Trainer {
     return steps_enqueued_.load(std::memory_order_relaxed);
   }
   uint64_t device_bytes() const override {
-    return buffers_.bytes() +
+    return buffers_.bytes() + resident_embedding_.bytes() +
            (in_.ops_workspace_bytes ? in_.ops_workspace_bytes() : 0);
   }
   const std::vector<ComputeTimes>& compute_times() const override {
@@ -61,6 +61,7 @@ class TrainerImpl : public Trainer {
 
   absl::Status Register(const shm::Mapping& mapping, bool read_only);
   absl::Status RegisterSegments();
+  absl::Status PlaceWeights();
   absl::Status Warm();
   // What TrainerInputs::warm_up runs, and its parts.
   absl::Status Rehearse();
@@ -73,13 +74,17 @@ class TrainerImpl : public Trainer {
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
   void ReportUsedRows(uint64_t step);
   absl::Status EnqueueStep(uint64_t step);
-  absl::Status Embed(const Visit& visit, const StepTokens& tokens);
+  absl::Status Embed(uint64_t step, const StepTokens& tokens);
+  absl::Status ReadEmbedding(const StepTokens& tokens);
   absl::Status ForwardLayer(const Visit& visit, int64_t layer);
   absl::Status TurnAtHead(const Visit& visit, const StepTokens& tokens);
   absl::Status BackwardLayer(const Visit& visit, int64_t layer);
   absl::Status EmbedBackward(const Visit& visit, const StepTokens& tokens);
   absl::Status FinishUnit(int unit, uint64_t step);
-  // Throttles the host, begins deliveries, and returns the unit's weights.
+  // Holds the host back until compute is near, and begins deliveries.
+  absl::Status Throttle();
+  absl::Status CountVisit();
+  // Throttles, and returns the unit's weights.
   absl::StatusOr<const bf16*> BeginVisit(const Visit& visit, const char* work);
   absl::Status EndVisit(const Visit& visit);
   absl::Status WriteTimes(uint64_t step);
@@ -109,6 +114,10 @@ class TrainerImpl : public Trainer {
   std::optional<Observer> observer_;  // if there are hooks that look
   shm::Reports reports_{nullptr, 0, 0};
   uint64_t rows_ = 0;  // of the embedding table, as reported
+  // The embedding unit: the host's plane, of which ops read the batch's rows
+  // in place.
+  const bf16* embedding_ = nullptr;
+  device::Buffer resident_embedding_;  // compute_only, untied: instead of it
 
   data::StepBatch batch_;
   void* inputs_ = nullptr;

@@ -25,10 +25,9 @@ absl::StatusOr<Window> Window::Create(const Inputs& inputs) {
     slots.push_back(std::move(slot));
     return absl::OkStatus();
   };
-  SDP_RETURN_IF_ERROR(add(window.embedding_, "window.embedding"));
-  if (!inputs.layout->tied()) {
-    SDP_RETURN_IF_ERROR(add(window.head_, "window.head"));
-  }
+  const model::Unit& head = inputs.layout->units[inputs.layout->head_unit()];
+  SDP_RETURN_IF_ERROR(add(
+      window.head_, absl::StrCat("window.", model::UnitKindName(head.kind))));
   for (int i = 0; i < inputs.plan->window_slots; ++i) {
     SDP_RETURN_IF_ERROR(
         add(window.decoder_, absl::StrCat("window.decoder.", i)));
@@ -37,15 +36,9 @@ absl::StatusOr<Window> Window::Create(const Inputs& inputs) {
 }
 
 std::span<Window::Slot> Window::SlotsFor(int unit) {
-  switch (in_.layout->units[unit].kind) {
-    case UnitKind::kEmbedding:
-      return embedding_;
-    case UnitKind::kHead:
-      return head_;
-    case UnitKind::kDecoder:
-      return decoder_;
-  }
-  SDP_CHECK(false, "unit kind");
+  if (in_.layout->units[unit].kind == UnitKind::kDecoder) return decoder_;
+  SDP_CHECK(unit == in_.layout->head_unit(), "a unit that is read in place");
+  return head_;
 }
 
 Window::Slot* Window::Find(const Visit& visit) {
@@ -68,8 +61,12 @@ absl::Status Window::Rehearse() {
   if (in_.resident) return absl::OkStatus();
   const int units = static_cast<int>(in_.layout->units.size());
   for (int unit = 0; unit < units; ++unit) {
+    const model::Unit& u = in_.layout->units[unit];
+    if (u.kind != UnitKind::kDecoder && unit != in_.layout->head_unit()) {
+      continue;
+    }
     // Each slot once.
-    if (in_.layout->units[unit].layer >= std::ssize(decoder_)) continue;
+    if (u.layer >= std::ssize(decoder_)) continue;
     SDP_RETURN_IF_ERROR(Bring(unit, slot_data(unit)));
   }
   return in_.device->Synchronize(*stream_);

@@ -31,6 +31,8 @@ struct Visit {
   uint64_t step;
 };
 
+// Slots for decoder units, and one for the head's. An embedding with a head of
+// its own has none: its rows are read where they lie (Trainer).
 class Window {
  public:
   struct Inputs {
@@ -87,7 +89,7 @@ class Window {
 
   Inputs in_;
   std::unique_ptr<device::Stream> stream_;
-  std::vector<Slot> decoder_, embedding_, head_;
+  std::vector<Slot> decoder_, head_;
   uint64_t releases_ = 0;
 };
 

@@ -1,0 +1,85 @@
+// A step's tokens: this rank's part of the batch, on its way to the device, and
+// what it tells the daemon beforehand.
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/check.h"
+#include "common/base/clock.h"
+#include "common/base/status.h"
+#include "worker/step/trainer_impl.h"
+
+namespace slidedp::step {
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
+  if (in_.dataset == nullptr) {
+    FillPseudoRandomBatch(step);
+  } else {
+    data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
+                        batch_);
+  }
+  if (hooks_.on_batch) hooks_.on_batch(step, batch_);
+  if (!in_.compute_only) {
+    shm::StepReport& report = reports_.step(in_.rank, step);
+    report.valid_tokens = batch_.valid_tokens;
+    report.begin_ns = MonotonicNs();
+    ReportUsedRows(step);
+    report.begun.value.store(step + 1, std::memory_order_release);
+  }
+  return UploadBatch(step);
+}
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
+    uint64_t step) {
+  const uint64_t tokens =
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
+  SDP_CHECK(batch_.ids.size() == tokens && batch_.labels.size() == tokens,
+            "a batch of another size than the plan's");
+  const uint64_t parity = step % 2;
+  int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
+  int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
+  std::memcpy(host, batch_.ids.data(), tokens * sizeof(int32_t));
+  std::memcpy(host + tokens, batch_.labels.data(), tokens * sizeof(int32_t));
+  StepTokens result;
+  result.ids = device;
+  result.labels = device + tokens;
+  result.scale =
+      batch_.valid_tokens == 0
+          ? 0.0f
+          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
+  result.loss_sum = buffers_.get<double>("scalars") + parity;
+  SDP_RETURN_IF_ERROR(
+      in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
+  SDP_RETURN_IF_ERROR(
+      in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
+  return result;
+}
+
+void TrainerImpl::ReportUsedRows(uint64_t step) {
+  uint64_t* used = reports_.used_rows(in_.rank, step);
+  std::fill_n(used, shm::RowWords(rows_), 0);
+  if (rows_ == 0) return;
+  for (int32_t id : batch_.ids) used[id / 64] |= uint64_t{1} << (id % 64);
+}
+
+void TrainerImpl::FillPseudoRandomBatch(uint64_t step) {
+  const uint64_t tokens =
+      in_.plan->micro_batches * in_.plan->micro_batch_tokens();
+  batch_.ids.resize(tokens);
+  batch_.labels.resize(tokens);
+  batch_.valid_tokens = tokens * in_.plan->ranks;
+  // SplitMix64 over (seed, step, rank, place).
+  uint64_t state = in_.seed + (step * in_.plan->ranks + in_.rank) * tokens;
+  const auto next = [&] {
+    uint64_t z = (state += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return static_cast<int32_t>((z ^ (z >> 31)) %
+                                static_cast<uint64_t>(in_.config->vocab));
+  };
+  for (uint64_t t = 0; t < tokens; ++t) {
+    batch_.ids[t] = next();
+    batch_.labels[t] = next();
+  }
+}
+
+}  // namespace slidedp::step
