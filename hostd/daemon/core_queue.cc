@@ -321,6 +321,8 @@ void Core::OnStep(Job& job, const StepResult& result) {
   record.set_reduce_ns(result.reduce_ns);
   record.set_drain_ns(result.drain_ns);
   record.set_stall_ns(result.stall_ns);
+  record.set_offload_ns(result.offload_ns);
+  record.set_offload_wait_ns(result.offload_wait_ns);
   record.set_update_ns(result.update_ns);
   record.set_end_ns(result.end_ns);
   job.row.step = record.step();

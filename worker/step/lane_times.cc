@@ -19,18 +19,23 @@ trace::Lane TraceLane(int lane) {
       return trace::Lane::kReduce;
     case Lane::kDrain:
       return trace::Lane::kDrain;
+    case Lane::kActivation:
+      return trace::Lane::kActivation;
+    case Lane::kActivationWait:
+      return trace::Lane::kCompute;
   }
   SDP_CHECK(false, "lane");
 }
 
 }  // namespace
 
-absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device, int spans) {
+absl::StatusOr<LaneTimes> LaneTimes::Create(
+    device::Device& device, const std::array<int64_t, kLanes>& spans) {
   LaneTimes times(device);
   for (auto& step : times.lanes_) {
-    for (LaneSpans& lane : step) {
-      lane.spans.resize(spans);
-      for (Span& span : lane.spans) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      step[lane].spans.resize(spans[lane]);
+      for (Span& span : step[lane].spans) {
         SDP_ASSIGN_OR_RETURN(span.begin, device.NewEvent());
         SDP_ASSIGN_OR_RETURN(span.end, device.NewEvent());
       }
@@ -82,6 +87,9 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
     }
     spans.used = 0;
   }
+  const int64_t waits = times.busy_ns[static_cast<int>(Lane::kActivationWait)];
+  times.busy_ns[static_cast<int>(Lane::kCompute)] -= waits;
+  times.stall_ns += waits;
   if (recorder_ != nullptr && count > 0) {
     recorder_->Add({trace::Lane::kControl, "step", -1, count, step, begin_ns,
                     times.end_ns});

@@ -63,7 +63,6 @@ absl::Status TrainerImpl::Init() {
   SDP_ASSIGN_OR_RETURN(
       buffers_, Buffers::Allocate(*in_.device, policy::DeviceBuffers(
                                                    config, *in_.layout, plan)));
-  inputs_ = buffers_.get<void>("inputs");
   d_hidden_ = buffers_.get<void>("d_hidden");
   hidden_bytes_ =
       plan.micro_batch_tokens() * config.hidden * in_.ops->act_bytes();
@@ -76,9 +75,11 @@ absl::Status TrainerImpl::Init() {
   }
 
   // Embedding, layers twice, head, embedding backward.
-  SDP_ASSIGN_OR_RETURN(
-      LaneTimes times,
-      LaneTimes::Create(*in_.device, static_cast<int>(2 * config.layers + 3)));
+  const int64_t visits = 2 * config.layers + 3;
+  const int64_t moves = Activations::Spans(config, plan);
+  SDP_ASSIGN_OR_RETURN(LaneTimes times,
+                       LaneTimes::Create(*in_.device, {visits, visits, visits,
+                                                       visits, moves, moves}));
   times_ = std::make_unique<LaneTimes>(std::move(times));
   times_->RecordInto(in_.recorder);
   SDP_ASSIGN_OR_RETURN(
@@ -102,7 +103,13 @@ absl::Status TrainerImpl::Init() {
                          in_.plan, in_.rank, in_.grads, versions, reports_,
                          &buffers_, times_.get(), in_.compute_only}));
   gradients_ = std::make_unique<Gradients>(std::move(gradients));
-  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, buffers_);
+  SDP_ASSIGN_OR_RETURN(
+      Activations activations,
+      Activations::Create({in_.device, in_.config, in_.layout, in_.plan,
+                           &buffers_, times_.get()}));
+  activations_ = std::make_unique<Activations>(std::move(activations));
+  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, *activations_,
+                                       buffers_);
   head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
                                  plan.head_chunk_tokens, buffers_);
   if (in_.dataset != nullptr) {
@@ -198,6 +205,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
     SDP_RETURN_IF_ERROR(in_.device->Synchronize(*embedded_));
     SDP_RETURN_IF_ERROR(WriteTimes(step - 1));
   }
+  SDP_RETURN_IF_ERROR(activations_->Turn(step, *compute_));
   SDP_RETURN_IF_ERROR(TurnAtHead(order[at++], tokens));
   for (int l = layers - 1; l >= 0; --l) {
     SDP_RETURN_IF_ERROR(BackwardLayer(order[at++], l));
@@ -266,8 +274,12 @@ absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {
   SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "forward"));
   const UnitWeights weights(unit(visit.unit), data, nullptr);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    SDP_RETURN_IF_ERROR(activations_->Begin({layer, mb}, Pass::kForward,
+                                            visit.step, *compute_));
     SDP_RETURN_IF_ERROR(decoder_->Forward(layer, mb, weights, Input(layer, mb),
                                           Input(layer + 1, mb), *compute_));
+    SDP_RETURN_IF_ERROR(
+        activations_->End({layer, mb}, Pass::kForward, visit.step, *compute_));
   }
   return EndVisit(visit);
 }
@@ -315,8 +327,14 @@ absl::Status TrainerImpl::BackwardLayer(const Visit& visit, int64_t layer) {
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
-    SDP_RETURN_IF_ERROR(decoder_->Backward(layer, mb, weights, Input(layer, mb),
-                                           DHidden(mb), *compute_));
+    SDP_RETURN_IF_ERROR(activations_->Begin({layer, mb}, Pass::kBackward,
+                                            visit.step, *compute_));
+    const void* input =
+        activations_->at({layer, mb}, policy::kInputPart, Pass::kBackward);
+    SDP_RETURN_IF_ERROR(
+        decoder_->Backward(layer, mb, weights, input, DHidden(mb), *compute_));
+    SDP_RETURN_IF_ERROR(
+        activations_->End({layer, mb}, Pass::kBackward, visit.step, *compute_));
   }
   SDP_RETURN_IF_ERROR(EndVisit(visit));
   return FinishUnit(visit.unit, visit.step);
@@ -363,6 +381,9 @@ absl::Status TrainerImpl::WriteTimes(uint64_t step) {
   report.compute_ns = times.busy_ns[static_cast<int>(Lane::kCompute)];
   report.reduce_ns = times.busy_ns[static_cast<int>(Lane::kReduce)];
   report.drain_ns = times.busy_ns[static_cast<int>(Lane::kDrain)];
+  report.offload_ns = times.busy_ns[static_cast<int>(Lane::kActivation)];
+  report.offload_wait_ns =
+      times.busy_ns[static_cast<int>(Lane::kActivationWait)];
   report.stall_ns = times.stall_ns;
   report.end_ns = times.end_ns;
   report.times_ready.value.store(step + 1, std::memory_order_release);
