@@ -96,11 +96,14 @@ SegmentLayout LayoutOf(const model::ModelConfig& config, const Plan& plan,
   return layout;
 }
 
+absl::string_view Name(Segment segment) {
+  return kSegmentNames[static_cast<int>(segment)];
+}
 std::string ScratchName(Segment segment) {
-  return absl::StrCat("layer.", kSegmentNames[static_cast<int>(segment)]);
+  return absl::StrCat("layer.", Name(segment));
 }
 std::string KeptName(Segment segment) {
-  return absl::StrCat("kept.", kSegmentNames[static_cast<int>(segment)]);
+  return absl::StrCat("kept.", Name(segment));
 }
 
 ActivationLayout LayOutActivations(const model::ModelConfig& config,

