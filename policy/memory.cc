@@ -104,7 +104,7 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     list.push_back({std::move(name), AlignUp(bytes, kPageBytes)});
   };
   // Largest of each kind: window slots, gradient accumulators and drains.
-  uint64_t slot = 0, grad = 0, drain = 0;
+  uint64_t slot = 0, grad = 0, drain = 0, ends_grad = 0, ends_drain = 0;
   for (const model::Unit& unit : layout.units) {
     if (unit.kind == UnitKind::kDecoder) {
       slot = std::max(slot, SlotElements(unit, plan));
@@ -117,9 +117,11 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     if (&unit == &layout.units[layout.head_unit()]) {
       add(absl::StrCat("window.", kind), 2 * SlotElements(unit, plan));
     }
-    add(absl::StrCat("gradient.", kind), 4 * GradElements(unit, plan));
-    add(absl::StrCat("drain.", kind), 2 * DrainElements(unit, plan));
+    ends_grad = std::max(ends_grad, GradElements(unit, plan));
+    ends_drain = std::max(ends_drain, DrainElements(unit, plan));
   }
+  add("gradient.ends", 4 * ends_grad);
+  add("drain.ends", 2 * ends_drain);
   for (int i = 0; i < plan.window_slots; ++i) {
     add(absl::StrCat("window.decoder.", i), 2 * slot);
   }

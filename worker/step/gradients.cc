@@ -25,19 +25,20 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
   g.norms_ = inputs.buffers->get<double>("scalars") + 2;
   const int ranks = inputs.plan->ranks;
   auto add = [&](std::vector<Slot>& slots, const std::string& suffix,
-                 UnitKind kind) -> absl::Status {
-    uint64_t count = 0;
-    for (const model::Unit& unit : inputs.layout->units) {
-      if (unit.kind == kind) count = std::max(count, unit.count);
-    }
+                 bool decoders) -> absl::Status {
     Slot slot;
     slot.sum = inputs.buffers->get<float>(absl::StrCat("gradient.", suffix));
     slot.drain = inputs.buffers->get<bf16>(absl::StrCat("drain.", suffix));
+    for (const model::Unit& unit : inputs.layout->units) {
+      if ((unit.kind == UnitKind::kDecoder) != decoders) continue;
+      const bool sharded =
+          inputs.plan->routes(unit.kind).grads == GradRoute::kGpuSharded;
+      slot.sum_elements =
+          std::max(slot.sum_elements,
+                   sharded ? policy::ShardElements(unit.count, ranks) * ranks
+                           : unit.count);
+    }
     SDP_CHECK(slot.sum != nullptr && slot.drain != nullptr, suffix);
-    slot.sum_elements =
-        inputs.plan->routes(kind).grads == GradRoute::kGpuSharded
-            ? policy::ShardElements(count, ranks) * ranks
-            : count;
     for (auto* event :
          {&slot.computed, &slot.reduced, &slot.zeroed, &slot.drained}) {
       SDP_ASSIGN_OR_RETURN(*event, inputs.device->NewEvent());
@@ -45,28 +46,17 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
     slots.push_back(std::move(slot));
     return absl::OkStatus();
   };
-  SDP_RETURN_IF_ERROR(add(g.embedding_, "embedding", UnitKind::kEmbedding));
-  if (!inputs.layout->tied()) {
-    SDP_RETURN_IF_ERROR(add(g.head_, "head", UnitKind::kHead));
-  }
+  SDP_RETURN_IF_ERROR(add(g.ends_, "ends", false));
   for (int i = 0; i < inputs.plan->grad_slots; ++i) {
-    SDP_RETURN_IF_ERROR(
-        add(g.decoder_, absl::StrCat("decoder.", i), UnitKind::kDecoder));
+    SDP_RETURN_IF_ERROR(add(g.decoder_, absl::StrCat("decoder.", i), true));
   }
   return g;
 }
 
 Gradients::Slot& Gradients::SlotOf(int unit) {
   const model::Unit& u = in_.layout->units[unit];
-  switch (u.kind) {
-    case UnitKind::kEmbedding:
-      return embedding_[0];
-    case UnitKind::kHead:
-      return head_[0];
-    case UnitKind::kDecoder:
-      return decoder_[u.layer % decoder_.size()];
-  }
-  SDP_CHECK(false, "unit kind");
+  return u.kind == UnitKind::kDecoder ? decoder_[u.layer % decoder_.size()]
+                                      : ends_[0];
 }
 
 absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {

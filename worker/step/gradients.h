@@ -2,8 +2,9 @@
 // backward begins, reduced by the unit's route when it ends and zeroed for the
 // next one, drained to `grads` in chunks that are announced one by one.
 //
-// Embedding and head have an accumulator of their own (a tied embedding's lives
-// through the whole backward pass); decoder units take turns in `grad_slots`.
+// Decoder units take turns in `grad_slots` accumulators. The ends share another:
+// a head's gradient has long gone when the embedding's begins, and a tied
+// embedding's lives through the whole backward pass.
 // The three streams gate each other by events and the daemon by words; nothing
 // here blocks the host.
 #pragma once
@@ -87,7 +88,7 @@ class Gradients {
   policy::GradSchedule schedule_;
   std::unique_ptr<device::Stream> reduce_, drain_;
   std::unique_ptr<device::Event> loss_computed_;
-  std::vector<Slot> decoder_, embedding_, head_;
+  std::vector<Slot> decoder_, ends_;
   double* norms_ = nullptr;  // per unit, device memory
   size_t next_chunk_ = 0;    // in this rank's sequence of the step
 };

@@ -79,7 +79,7 @@ TEST(KeepPlanTest, WhatDoesNotFitIsRefusedWithItsBytes) {
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("the model has 36 layers")));
   problem.kept_layers.reset();
-  problem.device_memory_bytes = 12 * kGiB;
+  problem.device_memory_bytes = 8 * kGiB;
   EXPECT_THAT(MakePlan(problem), StatusIs(absl::StatusCode::kInvalidArgument,
                                           HasSubstr("micro_batch_size = 8")));
 }
