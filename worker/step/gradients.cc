@@ -174,8 +174,7 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
         "gradient schedule and route disagree");
     const uint64_t number = step * chunks.size() + next_chunk_;
     if (number >= slots) {
-      SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.grad_free(in_.rank),
-                                          number + 1 - slots, *drain_));
+      SDP_RETURN_IF_ERROR(WaitForChunk(number + 1 - slots, unit, step));
     }
     SDP_RETURN_IF_ERROR(device.Copy(
         in_.grads->at<bf16>(schedule_.slot_offset_bytes(in_.rank, number)),
@@ -187,6 +186,27 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   if (unit == 0) next_chunk_ = 0;  // the step's last unit
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDrain, step, *drain_));
   return device.Record(*slot.drained, *drain_);
+}
+
+absl::Status Gradients::WaitForChunk(uint64_t freed, int unit, uint64_t step) {
+  // A place of its own for every chunk was free before the step began.
+  const bool ring =
+      schedule_.slots[in_.rank] < schedule_.chunks[in_.rank].size();
+  if (ring) {
+    SDP_RETURN_IF_ERROR(in_.times->Begin(
+        Lane::kDrainWait, step, {"wait for a free chunk", unit}, *drain_));
+  }
+  SDP_RETURN_IF_ERROR(
+      in_.device->WaitWord(&in_.versions.grad_free(in_.rank), freed, *drain_));
+  return ring ? in_.times->End(Lane::kDrainWait, step, *drain_)
+              : absl::OkStatus();
+}
+
+int64_t Gradients::Waits(const model::StateLayout& layout,
+                         const policy::Plan& plan, int rank) {
+  const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
+  const size_t chunks = schedule.chunks[rank].size();
+  return schedule.slots[rank] < chunks ? static_cast<int64_t>(chunks) : 0;
 }
 
 absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,

@@ -12,17 +12,18 @@ namespace {
 trace::Lane TraceLane(int lane) {
   switch (static_cast<Lane>(lane)) {
     case Lane::kDeliver:
+    case Lane::kDeliverWait:
       return trace::Lane::kDeliver;
     case Lane::kCompute:
+    case Lane::kActivationWait:
       return trace::Lane::kCompute;
     case Lane::kReduce:
       return trace::Lane::kReduce;
     case Lane::kDrain:
+    case Lane::kDrainWait:
       return trace::Lane::kDrain;
     case Lane::kActivation:
       return trace::Lane::kActivation;
-    case Lane::kActivationWait:
-      return trace::Lane::kCompute;
   }
   SDP_CHECK(false, "lane");
 }
@@ -72,7 +73,10 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
       SDP_ASSIGN_OR_RETURN(const int64_t end,
                            device_->TimestampNs(*spans.spans[i].end));
       times.busy_ns[l] += end - begin;
-      begin_ns = std::min(begin_ns, begin);
+      // The wait for a version begins in the step before.
+      if (l != static_cast<int>(Lane::kDeliverWait)) {
+        begin_ns = std::min(begin_ns, begin);
+      }
       ++count;
       if (recorder_ != nullptr) {
         const Work& work = spans.spans[i].work;
@@ -90,6 +94,8 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
   const int64_t waits = times.busy_ns[static_cast<int>(Lane::kActivationWait)];
   times.busy_ns[static_cast<int>(Lane::kCompute)] -= waits;
   times.stall_ns += waits;
+  times.busy_ns[static_cast<int>(Lane::kDrain)] -=
+      times.busy_ns[static_cast<int>(Lane::kDrainWait)];
   if (recorder_ != nullptr && count > 0) {
     recorder_->Add({trace::Lane::kControl, "step", -1, count, step, begin_ns,
                     times.end_ns});

@@ -77,9 +77,11 @@ absl::Status TrainerImpl::Init() {
   // Embedding, layers twice, head, embedding backward.
   const int64_t visits = 2 * config.layers + 3;
   const int64_t moves = Activations::Spans(config, plan);
-  SDP_ASSIGN_OR_RETURN(LaneTimes times,
-                       LaneTimes::Create(*in_.device, {visits, visits, visits,
-                                                       visits, moves, moves}));
+  const int64_t chunks = Gradients::Waits(*in_.layout, plan, in_.rank);
+  SDP_ASSIGN_OR_RETURN(
+      LaneTimes times,
+      LaneTimes::Create(*in_.device, {visits, visits, visits, visits, moves,
+                                      2 * visits, moves, chunks}));
   times_ = std::make_unique<LaneTimes>(std::move(times));
   times_->RecordInto(in_.recorder);
   SDP_ASSIGN_OR_RETURN(
