@@ -32,6 +32,7 @@ absl::StatusOr<Activations> Activations::Create(const Inputs& inputs) {
                                 buffers.get<char>("stage.inputs")));
   if (a.pool_ == nullptr) return a;
   SDP_ASSIGN_OR_RETURN(a.passed_, inputs.device->NewEvent());
+  SDP_ASSIGN_OR_RETURN(a.settled_, inputs.device->NewEvent());
   SDP_ASSIGN_OR_RETURN(a.stream_, inputs.device->NewStream("activation"));
   return a;
 }
@@ -167,6 +168,15 @@ absl::Status Activations::LoadNext(Ring& ring, uint64_t step) {
   SDP_RETURN_IF_ERROR(Move(ring, piece, SlotOf(ring, number), Way::kToDevice));
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kActivation, step, *stream_));
   return in_.device->Record(Moved(ring, number), *stream_);
+}
+
+// After a whole step there is nothing to wait for: compute has used all that
+// was moved. Not so after a forward pass alone, or a backward pass that ends at
+// the lowest trained layer.
+absl::Status Activations::Settle(device::Stream& compute) {
+  if (stream_ == nullptr) return absl::OkStatus();
+  SDP_RETURN_IF_ERROR(in_.device->Record(*settled_, *stream_));
+  return in_.device->Wait(*settled_, compute);
 }
 
 absl::Status Activations::Begin(const Piece& piece, Pass pass, uint64_t step,

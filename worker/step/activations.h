@@ -55,9 +55,11 @@ class Activations {
   // head's input is that of layer config.layers.
   void* at(const Piece& piece, int part, Pass pass) const;
 
-  // Around what compute does for a piece: first Begin, when the inputs of layer
-  // 0 have been written; forward in ascending order of layers, backward in
-  // descending order, micro-batches ascending in both.
+  // Before the inputs of layer 0 are written.
+  absl::Status Settle(device::Stream& compute);
+  // Around what compute does for a piece, after the inputs of layer 0 have been
+  // written: forward in ascending order of layers, backward in descending order
+  // as far as it goes, micro-batches ascending in both.
   absl::Status Begin(const Piece& piece, Pass pass, uint64_t step,
                      device::Stream& compute);
   absl::Status End(const Piece& piece, Pass pass, uint64_t step,
@@ -111,6 +113,7 @@ class Activations {
   char *pool_ = nullptr, *rest_ = nullptr;
   std::array<Ring, 2> rings_;
   std::unique_ptr<device::Event> passed_;   // compute, at the latest Follow
+  std::unique_ptr<device::Event> settled_;  // the stream, at the latest Settle
   std::unique_ptr<device::Stream> stream_;  // null: nothing is staged
 };
 

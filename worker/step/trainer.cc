@@ -245,6 +245,7 @@ absl::Status TrainerImpl::CountVisit() {
 absl::Status TrainerImpl::Embed(uint64_t step, const StepTokens& tokens) {
   const int u = in_.layout->embedding_unit();
   SDP_RETURN_IF_ERROR(Throttle());
+  SDP_RETURN_IF_ERROR(activations_->Settle(*compute_));
   if (!in_.compute_only) {
     SDP_RETURN_IF_ERROR(in_.device->WaitWord(
         &shm::Versions(in_.versions->data()).param_version(u), step,
