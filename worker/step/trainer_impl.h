@@ -46,7 +46,7 @@ class TrainerImpl : public Trainer {
     return steps_enqueued_.load(std::memory_order_relaxed);
   }
   uint64_t device_bytes() const override {
-    return buffers_.bytes() + resident_embedding_.bytes() +
+    return buffers_.device_bytes() + resident_embedding_.bytes() +
            (in_.ops_workspace_bytes ? in_.ops_workspace_bytes() : 0);
   }
   const std::vector<ComputeTimes>& compute_times() const override {
