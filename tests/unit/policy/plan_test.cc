@@ -256,6 +256,7 @@ TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
 
 TEST(MakePlanTest, AKindOfUnitMayHaveRoutesOfItsOwn) {
   Problem problem = TinyProblem(2);
+  problem.params = ParamRoute::kSharded;
   problem.grads = GradRoute::kGpuRoot;
   problem.embedding.grads = GradRoute::kCpu;
   problem.head.params = ParamRoute::kFull;
@@ -265,6 +266,7 @@ TEST(MakePlanTest, AKindOfUnitMayHaveRoutesOfItsOwn) {
   EXPECT_EQ(plan.head.params, ParamRoute::kFull);
   EXPECT_EQ(plan.decoder.params, ParamRoute::kSharded);
   problem.peer_access = false;
+  problem.params.reset();
   problem.grads.reset();
   problem.head.params = ParamRoute::kSharded;
   EXPECT_THAT(MakePlan(problem),
