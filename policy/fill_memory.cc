@@ -114,6 +114,7 @@ class Filler {
   bool MakeFit() {
     if (Fits()) return true;
     const uint64_t without = Needed();
+    const int64_t head_chunk_tokens = plan_.head_chunk_tokens;
     Offload(layers_);
     // The slots of few layers take more than the layers.
     const bool offload = choose_offload_ && Needed() < without;
@@ -131,6 +132,14 @@ class Filler {
       } else {
         return false;
       }
+    }
+    // What came after the head's chunks may have left room for them.
+    while (plan_.head_chunk_tokens < head_chunk_tokens) {
+      const int64_t smaller = plan_.head_chunk_tokens;
+      plan_.head_chunk_tokens = std::min(2 * smaller, head_chunk_tokens);
+      if (Fits()) continue;
+      plan_.head_chunk_tokens = smaller;
+      break;
     }
     for (int count = 0; offload && count <= layers_; ++count) {
       Offload(count);

@@ -106,7 +106,6 @@ TEST(KeepPlanTest, LittleMemoryOffloadsTheFirstInputsAndShrinksTheRest) {
     offloaded = static_cast<int>(kept - shares.begin());
     if (plan->grad_slots < 2) {
       EXPECT_LE(plan->window_slots, 2);
-      EXPECT_EQ(plan->head_chunk_tokens, 512);
     }
   }
   EXPECT_GT(offloaded, 30);
