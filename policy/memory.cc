@@ -1,12 +1,11 @@
 // Exact bytes of a plan: host segments and device buffers.
 #include <algorithm>
-#include <array>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/units.h"
 #include "common/collective/exchange.h"
 #include "common/shm/words.h"
+#include "policy/activations.h"
 #include "policy/plan.h"
 
 namespace slidedp::policy {
@@ -36,16 +35,6 @@ uint64_t DrainElements(const model::Unit& unit, const Plan& plan) {
                  routes.reduce == ReduceDType::kF32
              ? ShardElements(unit.count, plan.ranks)
              : GradElements(unit, plan);
-}
-
-constexpr const char* kSegmentNames[kSegments] = {
-    "input_norm", "qkv",       "rotated", "attention",
-    "middle",     "post_norm", "gate_up"};
-// Of a micro-batch's part of a kept segment: what devices give to allocations.
-constexpr uint64_t kSliceAlignment = 256;
-
-uint64_t ActivationBytes(const Plan& plan) {
-  return plan.float32 || plan.device == DeviceKind::kCpu ? 4 : 2;
 }
 
 }  // namespace
@@ -100,58 +89,6 @@ uint64_t SegmentBytes(const std::vector<NamedBytes>& segments,
   return 0;
 }
 
-uint8_t KeptSegments(const model::ModelConfig& config, const Plan& plan,
-                     int64_t layer) {
-  if (layer >= std::ssize(plan.keep)) return 0;
-  uint8_t kept = plan.keep[layer];
-  if (!config.qk_norm && (kept & Bit(Segment::kQkv)) != 0) {
-    kept = static_cast<uint8_t>((kept & ~Bit(Segment::kQkv)) |
-                                Bit(Segment::kRotated));
-  }
-  return kept;
-}
-
-SegmentLayout LayoutOf(const model::ModelConfig& config, const Plan& plan,
-                       Segment segment) {
-  const uint64_t t = plan.micro_batch_tokens();
-  uint64_t columns = 0, statistics = 0;
-  switch (segment) {
-    case Segment::kInputNorm:
-    case Segment::kMiddle:
-    case Segment::kPostNorm:
-      columns = config.hidden;
-      break;
-    case Segment::kQkv:
-      columns = config.qk_norm ? config.qkv_dim() : 0;
-      break;
-    case Segment::kRotated:
-      columns = config.qkv_dim();
-      statistics = config.qk_norm ? config.heads + config.kv_heads : 0;
-      break;
-    case Segment::kAttention:
-      columns = config.q_dim();
-      statistics = config.heads;
-      break;
-    case Segment::kGateUp:
-      columns = 2 * config.intermediate;
-      break;
-  }
-  SegmentLayout layout;
-  layout.output_bytes = t * columns * ActivationBytes(plan);
-  layout.statistics_offset = AlignUp(layout.output_bytes, kSliceAlignment);
-  layout.statistics_bytes = t * statistics * 4;
-  layout.bytes = AlignUp(layout.statistics_offset + layout.statistics_bytes,
-                         kSliceAlignment);
-  return layout;
-}
-
-std::string ScratchName(Segment segment) {
-  return absl::StrCat("layer.", kSegmentNames[static_cast<int>(segment)]);
-}
-std::string KeptName(Segment segment) {
-  return absl::StrCat("kept.", kSegmentNames[static_cast<int>(segment)]);
-}
-
 std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
                                       const model::StateLayout& layout,
                                       const Plan& plan) {
@@ -167,7 +104,7 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     list.push_back({std::move(name), AlignUp(bytes, kPageBytes)});
   };
   // Largest of each kind: window slots, gradient accumulators and drains.
-  uint64_t slot = 0, grad = 0, drain = 0;
+  uint64_t slot = 0, grad = 0, drain = 0, ends_grad = 0, ends_drain = 0;
   for (const model::Unit& unit : layout.units) {
     if (unit.kind == UnitKind::kDecoder) {
       slot = std::max(slot, SlotElements(unit, plan));
@@ -180,9 +117,11 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     if (&unit == &layout.units[layout.head_unit()]) {
       add(absl::StrCat("window.", kind), 2 * SlotElements(unit, plan));
     }
-    add(absl::StrCat("gradient.", kind), 4 * GradElements(unit, plan));
-    add(absl::StrCat("drain.", kind), 2 * DrainElements(unit, plan));
+    ends_grad = std::max(ends_grad, GradElements(unit, plan));
+    ends_drain = std::max(ends_drain, DrainElements(unit, plan));
   }
+  add("gradient.ends", 4 * ends_grad);
+  add("drain.ends", 2 * ends_drain);
   for (int i = 0; i < plan.window_slots; ++i) {
     add(absl::StrCat("window.decoder.", i), 2 * slot);
   }
@@ -192,27 +131,26 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
   }
   add("tokens", 2 * 2 * m * t * 4);         // ids and labels, two steps
   add("pinned.tokens", 2 * 2 * m * t * 4);  // their staging, host memory
-  add("inputs", (config.layers + 1) * m * t * h * a);  // of every layer
+  // What layers keep of each micro-batch; a segment that some layer does not
+  // keep is computed in a scratch.
+  const ActivationLayout kept = LayOutActivations(config, plan);
+  add("inputs", kept.resident_bytes[kInputPart]);
   add("d_hidden", m * t * h * a);
-  // One micro-batch in one layer, and what layers keep of each.
-  std::array<uint64_t, kSegments> keepers = {};
-  uint64_t layers_that_keep = 0;
-  for (int64_t layer = 0; layer < config.layers; ++layer) {
-    const uint8_t kept = KeptSegments(config, plan, layer);
-    layers_that_keep += kept != 0;
-    for (int s = 0; s < kSegments; ++s) keepers[s] += kept >> s & 1;
-  }
   for (int s = 0; s < kSegments; ++s) {
     const Segment segment = static_cast<Segment>(s);
-    const uint64_t bytes = LayoutOf(config, plan, segment).bytes;
     // The head's norm takes kInputNorm's.
-    const bool scratch = segment == Segment::kInputNorm ||
-                         keepers[s] < static_cast<uint64_t>(config.layers);
-    add(ScratchName(segment), scratch ? bytes : 0);
-    add(KeptName(segment), keepers[s] * m * bytes);
+    bool scratch = segment == Segment::kInputNorm;
+    for (const auto& parts : kept.layers) scratch |= parts[s].bytes == 0;
+    add(ScratchName(segment),
+        scratch ? LayoutOf(config, plan, segment).bytes : 0);
+    add(KeptName(segment), kept.resident_bytes[s]);
   }
   add("layer.rstd", 2 * t * 4);
-  add("kept.rstd", layers_that_keep * m * 2 * t * 4);
+  add("kept.rstd", kept.resident_bytes[kNormsPart]);
+  add("stage.inputs", kept.input_slots * kept.input_slot_bytes);
+  add("stage.kept", kept.kept_slots * kept.kept_slot_bytes);
+  add("kept.rest", kept.rest_bytes);
+  add("pinned.activations", kept.pool_bytes);
   add("layer.activated", t * inner * a);  // and its gradient
   add("layer.d_norm", t * h * a);
   add("layer.d_attention", t * config.q_dim() * a);

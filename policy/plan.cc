@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
-#include "policy/gpu_memory.h"
+#include "policy/fill_memory.h"
 
 namespace slidedp::policy {
 namespace {
@@ -18,6 +19,8 @@ using model::UnitKind;
 constexpr uint64_t kDefaultH2dChunkBytes = 16 * kMiB;
 constexpr uint64_t kDefaultD2hChunkBytes = 4 * kMiB;
 constexpr uint64_t kDefaultRingChunks = 16;
+// One that compute fills or reads, one that a copy does.
+constexpr int kDefaultStageSlots = 2;
 // Logits alive at once. A GPU's matrix products want 4,096 rows at a vocabulary
 // of 150,000; a CPU wants them in its cache.
 constexpr uint64_t kCpuLogitsBytes = 64 * kMiB;
@@ -53,64 +56,27 @@ absl::Status Invalid(absl::string_view field, int64_t value,
   return InvalidInput("", field, absl::StrCat(value), problem, remedy);
 }
 
-// Gives device memory to activations, then to the window: each layer kept saves
-// a forward pass of it, each slot a delivery, which costs no time while it
-// hides.
-absl::Status FillMemory(const Problem& problem,
-                        const model::StateLayout& layout, Plan& plan) {
-  const int layers = static_cast<int>(problem.config.layers);
-  const uint64_t budget = problem.device_memory_bytes;
-  const auto keep = [&](int count) {
-    plan.keep.assign(layers, problem.keep_mask);
-    std::fill(plan.keep.end() - count, plan.keep.end(), kKeepAll);
-  };
-  const auto needed = [&] {
-    return GpuBytes(DeviceBuffers(problem.config, layout, plan));
-  };
-  keep(0);
-  if (problem.kept_layers && *problem.kept_layers > layers) {
-    return Invalid("tuning.kept_layers", *problem.kept_layers,
-                   absl::StrCat("the model has ", layers, " layers"),
-                   "keep at most that many");
-  }
-  if (problem.kept_layers && *problem.kept_layers < 0) {
-    return Invalid("tuning.kept_layers", *problem.kept_layers, "out of range",
-                   absl::StrCat("choose 0 to ", layers));
-  }
-  if (budget == 0) {
-    keep(problem.kept_layers.value_or(0));
-    return absl::OkStatus();
-  }
-  // More layers take more memory: find the most that fit.
-  int most = layers;
-  while (most >= 0) {
-    keep(most);
-    if (needed() <= budget) break;
-    --most;
-  }
-  if (most < 0) {
-    keep(0);
-    return Invalid("micro_batch_size", problem.micro_batch_size,
-                   absl::StrCat("needs ", FormatBytes(needed()),
-                                " of device memory even if no layer is kept; ",
-                                FormatBytes(budget), " may be used"),
-                   "use a smaller one, a shorter sequence_length, a smaller "
-                   "tuning.keep_mask or fewer tuning.window_slots");
-  }
-  if (problem.kept_layers && *problem.kept_layers > most) {
-    keep(*problem.kept_layers);
-    return Invalid(
-        "tuning.kept_layers", *problem.kept_layers,
-        absl::StrCat("needs ", FormatBytes(needed()), " of device memory; ",
-                     FormatBytes(budget), " may be used"),
-        absl::StrCat("keep at most ", most, ", or leave it out"));
-  }
-  keep(problem.kept_layers.value_or(most));
-  if (problem.window_slots != 0) return absl::OkStatus();
-  const int least = plan.window_slots;
-  for (plan.window_slots = layers; plan.window_slots > least;
-       --plan.window_slots) {
-    if (needed() <= budget) break;
+absl::Status CheckRoutes(const Problem& problem) {
+  if (problem.peer_access || problem.ranks == 1) return absl::OkStatus();
+  const RouteChoice all = {problem.params, problem.grads, problem.reduce};
+  const std::pair<const char*, const RouteChoice*> choices[] = {
+      {"routes", &all},
+      {"tuning.embedding_routes", &problem.embedding},
+      {"tuning.decoder_routes", &problem.decoder},
+      {"tuning.head_routes", &problem.head}};
+  for (const auto& [field, choice] : choices) {
+    if (choice->params == ParamRoute::kSharded) {
+      return InvalidInput("", absl::StrCat(field, ".params"),
+                          Name(*choice->params),
+                          "the ranks' devices cannot exchange data",
+                          "use full, or leave it out");
+    }
+    if (choice->grads.has_value() && choice->grads != GradRoute::kCpu) {
+      return InvalidInput("", absl::StrCat(field, ".grads"),
+                          Name(*choice->grads),
+                          "the ranks' devices cannot exchange data",
+                          "use cpu, or leave it out");
+    }
   }
   return absl::OkStatus();
 }
@@ -153,7 +119,11 @@ uint64_t PlanHash(const Plan& plan) {
   add(plan.grad_slots);
   add(plan.ring_chunks);
   add(plan.head_chunk_tokens);
+  add(plan.keep.size());
   for (uint8_t mask : plan.keep) add(mask);
+  add(plan.offload_permille.size());
+  for (uint16_t permille : plan.offload_permille) add(permille);
+  add(plan.stage_slots);
   add(plan.float32);
   add(plan.deterministic);
   return hash;
@@ -190,18 +160,7 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
                    absl::StrCat("choose 1 to ", kMaxMicroBatches,
                                 " micro-batches of sequences"));
   }
-  if (!problem.peer_access && problem.ranks > 1) {
-    if (problem.params == ParamRoute::kSharded) {
-      return InvalidInput("", "routes.params", Name(*problem.params),
-                          "the ranks' devices cannot exchange data",
-                          "use full, or leave it out");
-    }
-    if (problem.grads.has_value() && problem.grads != GradRoute::kCpu) {
-      return InvalidInput("", "routes.grads", Name(*problem.grads),
-                          "the ranks' devices cannot exchange data",
-                          "use cpu, or leave it out");
-    }
-  }
+  SDP_RETURN_IF_ERROR(CheckRoutes(problem));
 
   const model::StateLayout layout = model::MakeStateLayout(problem.config);
   const uint64_t act_bytes =
@@ -237,7 +196,14 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
       exchange ? GradRoute::kGpuSharded
                : (problem.ranks > 1 ? GradRoute::kCpu : GradRoute::kGpuRoot));
   routes.reduce = problem.reduce.value_or(ReduceDType::kF32);
-  plan.embedding = plan.decoder = plan.head = routes;
+  const auto chosen = [&routes](const RouteChoice& choice) {
+    return Routes{choice.params.value_or(routes.params),
+                  choice.grads.value_or(routes.grads),
+                  choice.reduce.value_or(routes.reduce)};
+  };
+  plan.embedding = chosen(problem.embedding);
+  plan.decoder = chosen(problem.decoder);
+  plan.head = chosen(problem.head);
 
   const uint64_t decoder_bytes = std::max<uint64_t>(
       kPageBytes, AlignUp(LargestDecoder(layout) * 2, kPageBytes));
@@ -272,6 +238,9 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   SDP_ASSIGN_OR_RETURN(
       plan.grad_slots,
       slots("tuning.grad_slots", problem.grad_slots, std::min(2, layers)));
+  SDP_ASSIGN_OR_RETURN(
+      plan.stage_slots,
+      slots("tuning.stage_slots", problem.stage_slots, kDefaultStageSlots));
   SDP_ASSIGN_OR_RETURN(
       plan.compute_threads,
       slots("tuning.compute_threads", problem.compute_threads,

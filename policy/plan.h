@@ -39,6 +39,11 @@ constexpr uint8_t Bit(Segment segment) {
 inline constexpr uint8_t kKeepAll =
     Bit(Segment::kQkv) | Bit(Segment::kAttention) | Bit(Segment::kMiddle) |
     Bit(Segment::kGateUp);
+// A third of the bytes; the MLP's first product is computed again.
+inline constexpr uint8_t kKeepSelective =
+    Bit(Segment::kQkv) | Bit(Segment::kAttention) | Bit(Segment::kMiddle);
+// Plan::offload_permille of a layer whose activations all go to the host.
+inline constexpr uint16_t kOffloadAll = 1000;
 
 struct Routes {
   ParamRoute params = ParamRoute::kFull;
@@ -64,7 +69,11 @@ struct Plan {
   int compute_threads = 1;
   int update_threads = 1;
   std::vector<uint8_t> keep;  // Segment mask of each decoder layer
-  bool float32 = false;       // compute in float32 (a CPU rank always does)
+  // Share of what each layer keeps, its input included, that waits in pinned
+  // host memory for the backward pass; 0 to kOffloadAll (policy/activations.h).
+  std::vector<uint16_t> offload_permille;
+  int stage_slots = 2;   // micro-batches on their way to or from the host
+  bool float32 = false;  // compute in float32 (a CPU rank always does)
   bool deterministic = false;
   uint64_t gpu_memory_limit_bytes = 0;  // 0: the GPU's own
 
@@ -139,33 +148,18 @@ StatePlanes MakeStatePlanes(const model::StateLayout& layout, const Plan& plan);
 uint64_t ExchangeStagingBytes(const Plan& plan);
 inline constexpr int kCommunicators = 2;
 
-// The segments that a layer keeps. Without QK-norm the projections turn in
-// place: kQkv then means kRotated, the only one of the two that exists.
-uint8_t KeptSegments(const model::ModelConfig& config, const Plan& plan,
-                     int64_t layer);
-// A segment's output and statistics, of one micro-batch in one layer: what
-// follows what, in bytes from a multiple of 256.
-struct SegmentLayout {
-  uint64_t output_bytes;
-  uint64_t statistics_offset;  // kRotated: the norms' rstd; kAttention: lse
-  uint64_t statistics_bytes;
-  uint64_t bytes;  // a multiple of 256
-};
-SegmentLayout LayoutOf(const model::ModelConfig& config, const Plan& plan,
-                       Segment segment);
-// Device buffers of a segment: "layer.qkv", one micro-batch's scratch, if some
-// layer does not keep it, and "kept.qkv": for each layer that keeps it, in
-// ascending order, its micro-batches. "kept.rstd" has the two norms' rstd of
-// layers that keep anything, likewise.
-std::string ScratchName(Segment segment);
-std::string KeptName(Segment segment);
-
 // Every device buffer of one rank, to the byte; "pinned." ones are host memory
 // that the device copies from. "ops.scratch" is what the CPU ops keep.
 inline constexpr uint64_t kCpuScratchBytes = uint64_t{32} << 20;
 std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
                                       const model::StateLayout& layout,
                                       const Plan& plan);
+
+struct RouteChoice {
+  std::optional<ParamRoute> params;
+  std::optional<GradRoute> grads;
+  std::optional<ReduceDType> reduce;
+};
 
 // What a plan is made from.
 struct Problem {
@@ -182,6 +176,7 @@ struct Problem {
   std::optional<ParamRoute> params;
   std::optional<GradRoute> grads;
   std::optional<ReduceDType> reduce;
+  RouteChoice embedding, decoder, head;  // of one kind of unit; come first
   uint64_t h2d_chunk_bytes = 0, d2h_chunk_bytes = 0, ring_chunks = 0;
   int window_slots = 0, grad_slots = 0;
   int64_t head_chunk_tokens = 0;
@@ -189,6 +184,11 @@ struct Problem {
   std::optional<UpdateMode> update_mode;
   std::optional<int> kept_layers;  // unset: as many as fit the memory
   uint8_t keep_mask = 0;           // of the other layers
+  // Instead of both: of each layer, or one value for all; empty: policy
+  // chooses.
+  std::vector<uint8_t> keep;
+  std::vector<uint16_t> offload_permille;
+  int stage_slots = 0;
   // What the buffers of a plan, "pinned." ones apart, may take on a device; 0:
   // unknown, nothing is kept unless kept_layers says so.
   uint64_t device_memory_bytes = 0;

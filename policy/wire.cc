@@ -1,6 +1,8 @@
 #include "policy/wire.h"
 
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -100,12 +102,40 @@ absl::StatusOr<bool> IsFloat32(v1::ComputeDtype dtype) {
   }
 }
 
+absl::StatusOr<RouteChoice> ChoiceFromWire(const v1::Routes& wire) {
+  RouteChoice choice;
+  SDP_ASSIGN_OR_RETURN(choice.params, FromWire(wire.params()));
+  SDP_ASSIGN_OR_RETURN(choice.grads, FromWire(wire.grads()));
+  SDP_ASSIGN_OR_RETURN(choice.reduce, FromWire(wire.reduce()));
+  return choice;
+}
+
 absl::StatusOr<Routes> FromWire(const v1::Routes& wire) {
-  SDP_ASSIGN_OR_RETURN(auto params, FromWire(wire.params()));
-  SDP_ASSIGN_OR_RETURN(auto grads, FromWire(wire.grads()));
-  SDP_ASSIGN_OR_RETURN(auto reduce, FromWire(wire.reduce()));
-  if (!params || !grads || !reduce) return Bad("routes", 0);
-  return Routes{*params, *grads, *reduce};
+  SDP_ASSIGN_OR_RETURN(const RouteChoice choice, ChoiceFromWire(wire));
+  if (!choice.params || !choice.grads || !choice.reduce) {
+    return Bad("routes", 0);
+  }
+  return Routes{*choice.params, *choice.grads, *choice.reduce};
+}
+
+absl::StatusOr<std::vector<uint8_t>> MasksFromWire(absl::string_view field,
+                                                   const std::string& wire) {
+  std::vector<uint8_t> masks(wire.begin(), wire.end());
+  for (const uint8_t mask : masks) {
+    if (mask >> kSegments != 0) return Bad(field, mask);
+  }
+  return masks;
+}
+
+absl::StatusOr<std::vector<uint16_t>> FromWire(
+    absl::string_view field,
+    const google::protobuf::RepeatedField<uint32_t>& wire) {
+  std::vector<uint16_t> shares;
+  for (const uint32_t permille : wire) {
+    if (permille > kOffloadAll) return Bad(field, permille);
+    shares.push_back(static_cast<uint16_t>(permille));
+  }
+  return shares;
 }
 
 }  // namespace
@@ -146,6 +176,9 @@ v1::Plan ToWire(const Plan& plan) {
                                       : v1::COMPUTE_DTYPE_BF16);
   wire.set_deterministic(plan.deterministic);
   wire.set_gpu_memory_limit_bytes(plan.gpu_memory_limit_bytes);
+  wire.mutable_offload_permille()->Add(plan.offload_permille.begin(),
+                                       plan.offload_permille.end());
+  wire.set_stage_slots(plan.stage_slots);
   return wire;
 }
 
@@ -170,6 +203,7 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
       {"head_chunk_tokens", wire.head_chunk_tokens(), uint64_t{1} << 24},
       {"compute_threads", wire.compute_threads(), 1024},
       {"update_threads", wire.update_threads(), 1024},
+      {"stage_slots", wire.stage_slots(), 1024},
   };
   for (const Field& field : fields) {
     if (field.value < 1 || field.value > field.max) {
@@ -205,11 +239,10 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   plan.head_chunk_tokens = static_cast<int64_t>(wire.head_chunk_tokens());
   plan.compute_threads = static_cast<int>(wire.compute_threads());
   plan.update_threads = static_cast<int>(wire.update_threads());
-  for (char mask : wire.keep()) {
-    plan.keep.push_back(static_cast<uint8_t>(mask));
-    if (plan.keep.back() >> kSegments != 0)
-      return Bad("keep", plan.keep.back());
-  }
+  SDP_ASSIGN_OR_RETURN(plan.keep, MasksFromWire("keep", wire.keep()));
+  SDP_ASSIGN_OR_RETURN(plan.offload_permille,
+                       FromWire("offload_permille", wire.offload_permille()));
+  plan.stage_slots = static_cast<int>(wire.stage_slots());
   SDP_ASSIGN_OR_RETURN(plan.float32, IsFloat32(wire.compute_dtype()));
   plan.deterministic = wire.deterministic();
   plan.gpu_memory_limit_bytes = wire.gpu_memory_limit_bytes();
@@ -235,6 +268,7 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
         Field{"tuning.head_chunk_tokens", spec.tuning().head_chunk_tokens()},
         Field{"tuning.compute_threads", spec.tuning().compute_threads()},
         Field{"tuning.update_threads", spec.tuning().update_threads()},
+        Field{"tuning.stage_slots", spec.tuning().stage_slots()},
         Field{"tuning.kept_layers", spec.tuning().kept_layers()}}) {
     if (field.value > kMax) {
       return InvalidInput("", field.name, absl::StrCat(field.value),
@@ -272,6 +306,17 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
                         "choose a mask of 7 bits, 0 to 127");
   }
   problem.keep_mask = static_cast<uint8_t>(tuning.keep_mask());
+  SDP_ASSIGN_OR_RETURN(problem.keep,
+                       MasksFromWire("tuning.keep", tuning.keep()));
+  SDP_ASSIGN_OR_RETURN(
+      problem.offload_permille,
+      FromWire("tuning.offload_permille", tuning.offload_permille()));
+  problem.stage_slots = static_cast<int>(tuning.stage_slots());
+  SDP_ASSIGN_OR_RETURN(problem.embedding,
+                       ChoiceFromWire(tuning.embedding_routes()));
+  SDP_ASSIGN_OR_RETURN(problem.decoder,
+                       ChoiceFromWire(tuning.decoder_routes()));
+  SDP_ASSIGN_OR_RETURN(problem.head, ChoiceFromWire(tuning.head_routes()));
   problem.gpu_memory_limit_bytes = tuning.gpu_memory_limit_bytes();
   SDP_ASSIGN_OR_RETURN(problem.update_mode, FromWire(spec.update_mode()));
   SDP_ASSIGN_OR_RETURN(problem.float32, IsFloat32(spec.compute_dtype()));

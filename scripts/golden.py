@@ -117,13 +117,16 @@ class Case:
                       np.arange(self.sequences + 1) * self.length)
 
     def probe(self, binaries, device, timeout_s):
-        """Step 0 in one process, without and with recomputation."""
+        """Step 0 in one process: everything computed again; nothing; nothing,
+        and half of what is kept waits in host memory."""
         worst = {"logits_rel": 0.0, "grad_rel": 0.0, "worst_grad": ""}
-        for kept_layers in (0, self.layers):
+        for kept_layers, offload in ((0, 0), (self.layers, 0),
+                                     (self.layers, 500)):
             ours = run_probe(binaries, self.model, self.data,
                              sequence_length=self.length,
                              batch_size=self.sequences, device=device,
-                             kept_layers=kept_layers, logits=True,
+                             kept_layers=kept_layers,
+                             offload_permille=offload, logits=True,
                              timeout_s=timeout_s)
             for name in self.golden:
                 if name == "logits":

@@ -9,7 +9,8 @@ from private_daemon import read_safetensors
 
 def run_probe(binaries, model, data, *, sequence_length, batch_size,
               micro_batch_size=1, device="cpu", compute_dtype="fp32",
-              kept_layers=None, label_every_position=False, logits=False,
+              kept_layers=None, offload_permille=0,
+              label_every_position=False, logits=False,
               deterministic=False, timeout_s=60, scratch=None):
     """{"grad.NAME": float32 array, ..., "logits": ...}; raises RuntimeError."""
     with tempfile.TemporaryDirectory(prefix="slidedp-probe-",
@@ -20,7 +21,8 @@ def run_probe(binaries, model, data, *, sequence_length, batch_size,
                    "--sequence-length", sequence_length,
                    "--batch-size", batch_size,
                    "--micro-batch-size", micro_batch_size,
-                   "--device", device, "--compute-dtype", compute_dtype]
+                   "--device", device, "--compute-dtype", compute_dtype,
+                   "--offload-permille", offload_permille]
         if kept_layers is not None:
             command += ["--kept-layers", kept_layers]
         for name, chosen in (("label-every-position", label_every_position),

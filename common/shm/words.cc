@@ -26,7 +26,7 @@ static_assert(offsetof(WordsHeader, plan_hash) == 40);
 static_assert(offsetof(WordsHeader, rows) == 48);
 static_assert(std::is_standard_layout_v<WordsHeader>);
 static_assert(std::is_standard_layout_v<StepReport>);
-static_assert(sizeof(StepReport) == 6 * kCacheLineBytes);
+static_assert(sizeof(StepReport) == 7 * kCacheLineBytes);
 static_assert(offsetof(StepReport, begun) == 0);
 static_assert(offsetof(StepReport, loss_ready) == 64);
 static_assert(offsetof(StepReport, times_ready) == 128);
@@ -37,6 +37,7 @@ static_assert(offsetof(StepReport, end_ns) == 272);
 static_assert(offsetof(StepReport, deliver_ns) == 280);
 static_assert(offsetof(StepReport, stall_ns) == 312);
 static_assert(offsetof(StepReport, loss_sum) == 320);
+static_assert(offsetof(StepReport, offload_ns) == 384);
 
 // No model or host comes near; keeps the sizes below from overflowing.
 constexpr uint64_t kMaxWorldSize = uint64_t{1} << 20;

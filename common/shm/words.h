@@ -25,7 +25,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint64_t kVersionsMagic = 0x534c444556455253;  // SLDEVERS
 inline constexpr uint64_t kReportsMagic = 0x534c444552455053;   // SLDEREPS
-inline constexpr uint64_t kWordsLayoutVersion = 2;
+inline constexpr uint64_t kWordsLayoutVersion = 3;
 
 // First line of both segments. Written once by hostd before hand-over.
 struct alignas(kCacheLineBytes) WordsHeader {
@@ -85,6 +85,10 @@ struct StepReport {
   // and compute's waiting for parameters.
   int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;
   alignas(kCacheLineBytes) double loss_sum;  // this rank's, over its tokens
+  // Activations on their way to and from the host, and compute's waiting for
+  // them, which stall_ns includes.
+  alignas(kCacheLineBytes) int64_t offload_ns;
+  int64_t offload_wait_ns;
 };
 inline constexpr uint64_t kStepReportSlots = 4;  // slot = step % 4
 

@@ -214,6 +214,8 @@ absl::StatusOr<BenchRun> Benchmark::Run() {
 
 ExitCode Bench(const Context& context, const BenchOptions& given) {
   BenchOptions options = given;
+  options.sets.insert(options.sets.begin(), given.keys.begin(),
+                      given.keys.end());
   if (options.batch_size == 0) {
     options.batch_size = options.ranks * options.micro_batch_size;
   }

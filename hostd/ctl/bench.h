@@ -22,6 +22,7 @@ struct BenchOptions {
   uint64_t warmup = 3;      // before them
   double gpu_memory_limit_gib = 0;
   std::string device = "auto";
+  std::vector<std::string> keys;  // --keep and the like, as KEY=VALUE
   std::vector<std::string> sets;  // any other key of a job file
   std::string json_file;          // one object; empty: none
   bool compute_only = false;      // the reference alone

@@ -48,7 +48,8 @@ Json JsonLanes(const BenchRun& run) {
               {"compute", MedianSeconds(run, &R::compute_ns)},
               {"reduce", MedianSeconds(run, &R::reduce_ns)},
               {"drain", MedianSeconds(run, &R::drain_ns)},
-              {"update", MedianSeconds(run, &R::update_ns)}};
+              {"update", MedianSeconds(run, &R::update_ns)},
+              {"offload", MedianSeconds(run, &R::offload_ns)}};
 }
 
 void AddTraining(const BenchRun& run, double flops, Json& json) {
@@ -70,9 +71,12 @@ void AddTraining(const BenchRun& run, double flops, Json& json) {
   const double compute = json["lane_busy_seconds"]["compute"].get<double>();
   const double stall = MedianSeconds(run, &v1::StepRecord::stall_ns);
   // What other lanes cost the step: compute waiting within it (parameters,
-  // gradient slots), and all of it that compute does not fill.
-  json["exposed_seconds"] =
-      Json{{"compute_stall", stall}, {"not_compute", step - compute}};
+  // gradient slots, activations), that for activations alone, and all of it
+  // that compute does not fill.
+  json["exposed_seconds"] = Json{
+      {"compute_stall", stall},
+      {"offload_wait", MedianSeconds(run, &v1::StepRecord::offload_wait_ns)},
+      {"not_compute", step - compute}};
   json["first_loss"] = JsonReal(run.records.front().loss());
   json["last_loss"] = JsonReal(run.records.back().loss());
   uint64_t skipped = 0, clipped = 0;

@@ -105,6 +105,8 @@ void AddSubmit(CLI::App& app, CommandLine& line) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->take_all();
+  verb->add_option("--plan", o.plan, "Plan file, as slidedpctl plan prints")
+      ->type_name("FILE");
   verb->add_flag("--wait", o.wait, "Return when the job has ended");
   verb->add_flag("--follow", o.follow, "Show progress until the job has ended");
   verb->add_option("--timeout", o.timeout_s, "Wait at most this long")
@@ -186,16 +188,12 @@ void AddControls(CLI::App& app, CommandLine& line) {
           [](const Context& c) { return Undrain(c); });
 }
 
-// `--ranks 2` and the like are --set's short forms here.
-void AddEstimate(CLI::App& app, CommandLine& line) {
-  EstimateOptions& o = line.estimate;
-  CLI::App* verb = AddVerb(
-      app, "estimate",
-      "The memory a job takes, to the byte, from the model's config.json; "
-      "needs no daemon and no weights",
-      line, [&o](const Context& c) { return EstimateModel(c, o); },
-      /*needs_socket=*/false);
-  verb->add_option("MODEL", o.model, "Model folder")->required()->type_name("");
+// What estimate and plan are asked about. `--ranks 2` and the like are --set's
+// short forms here.
+void AddSizes(CLI::App* verb, EstimateOptions& o) {
+  verb->add_option("SOURCE", o.source, "Model folder, or a job file")
+      ->required()
+      ->type_name("");
   auto add = [&](const char* flag, const char* key, const char* help) {
     verb->add_option_function<std::string>(
             flag,
@@ -211,6 +209,8 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
                    "Of each GPU; default: what this host's have")
       ->type_name("GIB")
       ->check(CLI::PositiveNumber);
+  add("--gpu-memory-limit", "tuning.gpu_memory_limit_gib",
+      "GiB of each GPU that the job may use");
   add("--sequence-length", "sequence_length", "Tokens of a sequence");
   add("--batch-size", "batch_size", "Sequences a step");
   add("--micro-batch-size", "micro_batch_size", "Sequences at once");
@@ -219,10 +219,31 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
   add("--grads-route", "routes.grads", "auto, gpu_root, gpu_sharded or cpu");
   add("--reduce", "routes.reduce", "auto, fp32 or bf16");
   add("--window-slots", "tuning.window_slots", "Layers on the device");
+  add("--keep", "tuning.keep", "none, selective, full, or [segments]");
+  add("--offload", "tuning.offload", "Share of it in host memory, 0 to 1");
+  add("--plan", "plan", "Plan file");
   verb->add_option("--set", o.sets, "Any other key of a job file")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->take_all();
+}
+
+void AddEstimate(CLI::App& app, CommandLine& line) {
+  EstimateOptions& o = line.estimate;
+  AddSizes(AddVerb(
+               app, "estimate",
+               "The memory a job takes, to the byte, from the model's "
+               "config.json; needs no daemon and no weights",
+               line, [&o](const Context& c) { return EstimateModel(c, o); },
+               /*needs_socket=*/false),
+           o);
+  AddSizes(AddVerb(
+               app, "plan",
+               "The plan that a job would get, as a plan file: change it and "
+               "give it to submit, estimate or bench",
+               line, [&o](const Context& c) { return PrintPlan(c, o); },
+               /*needs_socket=*/false),
+           o);
 }
 
 void AddBench(CLI::App& app, CommandLine& line) {
@@ -254,6 +275,18 @@ void AddBench(CLI::App& app, CommandLine& line) {
   verb->add_option("--device", o.device, "auto, cpu or cuda")
       ->type_name("DEVICE")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  auto add = [&](const char* flag, const char* key, const char* help) {
+    verb->add_option_function<std::string>(
+            flag,
+            [&o, key](const std::string& value) {
+              o.keys.push_back(absl::StrCat(key, "=", value));
+            },
+            help)
+        ->type_name("VALUE");
+  };
+  add("--keep", "tuning.keep", "none, selective, full, or [segments]");
+  add("--offload", "tuning.offload", "Share of it in host memory, 0 to 1");
+  add("--plan", "plan", "Plan file");
   verb->add_option("--set", o.sets, "Any other key of a job file")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)

@@ -8,7 +8,6 @@
 #include "common/base/clock.h"
 #include "common/base/units.h"
 #include "hostd/ctl/doctor.h"
-#include "hostd/ctl/estimate.h"
 #include "hostd/ctl/follow.h"
 #include "hostd/ctl/job_file.h"
 #include "hostd/ctl/json_form.h"
@@ -187,50 +186,6 @@ ExitCode Drain(const Context& context, const std::string& reason) {
 
 ExitCode Undrain(const Context& context) {
   return PrintDrain(context, ControlClient(context.socket).Undrain());
-}
-
-ExitCode EstimateModel(const Context& context, const EstimateOptions& options) {
-  std::vector<std::string> sets = options.keys;
-  sets.insert(sets.end(), options.sets.begin(), options.sets.end());
-  absl::StatusOr<v1::JobSpec> spec = ParseJobFile("{}", "estimate", sets);
-  if (!spec.ok()) return context.Fail(kExitUsage, spec.status().message());
-  uint64_t gpu_memory_bytes =
-      static_cast<uint64_t>(options.gpu_memory_gib * static_cast<double>(kGiB));
-  if (gpu_memory_bytes == 0) {
-    // What would be there, not whether it is enough.
-    absl::StatusOr<ChosenDevice> chosen = ChooseDevice(
-        spec->device(), /*ranks=*/0, "estimate", context.environment.find_gpus);
-    if (!chosen.ok()) {
-      return context.Fail(
-          kExitFailure,
-          absl::StrCat(chosen.status().message(),
-                       "; --gpu-memory GIB estimates for another host"));
-    }
-    spec->set_device(chosen->device);
-    gpu_memory_bytes = chosen->gpu_memory_bytes;
-  } else if (spec->device() == v1::DEVICE_KIND_CPU) {
-    return context.Fail(kExitUsage,
-                        "estimate: --gpu-memory is of no use with device cpu");
-  } else {
-    spec->set_device(v1::DEVICE_KIND_CUDA);
-  }
-  absl::StatusOr<Estimate> estimate = MakeEstimate(
-      AbsolutePath(options.model, context.environment.current_folder),
-      *std::move(spec), context.environment.logical_cpus, gpu_memory_bytes);
-  if (!estimate.ok()) {
-    return context.Fail(kExitFailure, estimate.status().message());
-  }
-  if (context.json()) {
-    context.out() << ToText(JsonEstimate(*estimate)) << "\n";
-  } else if (context.output == Output::kName) {
-    for (const policy::NamedBytes& part : estimate->bytes.host) {
-      context.out() << part.name << "\n";
-    }
-  } else {
-    PrintEstimate(*estimate, context.headers, context.output == Output::kWide,
-                  context.color, context.out());
-  }
-  return kExitOk;
 }
 
 ExitCode Doctor(const Context& context) {

@@ -32,6 +32,7 @@ struct Context {
 
 struct SubmitOptions {
   std::string file;  // "-": standard input
+  std::string plan;  // before the file's; empty: the file's
   std::vector<std::string> sets;
   bool wait = false;
   bool follow = false;
@@ -77,12 +78,14 @@ ExitCode Drain(const Context& context, const std::string& reason);
 ExitCode Undrain(const Context& context);
 
 struct EstimateOptions {
-  std::string model;
+  std::string source;             // model folder or job file
   std::vector<std::string> keys;  // --ranks N and the like, as KEY=VALUE
   std::vector<std::string> sets;
   double gpu_memory_gib = 0;  // 0: what this host's GPUs have
 };
 ExitCode EstimateModel(const Context& context, const EstimateOptions& options);
+// The plan that the job would get, as a plan file.
+ExitCode PrintPlan(const Context& context, const EstimateOptions& options);
 
 ExitCode Doctor(const Context& context);
 ExitCode Version(const Context& context);

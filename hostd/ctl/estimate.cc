@@ -7,7 +7,9 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "hostd/ctl/plan_file.h"
 #include "hostd/ctl/table.h"
+#include "policy/gpu_memory.h"
 #include "policy/wire.h"
 
 namespace slidedp::ctl {
@@ -66,6 +68,7 @@ absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
   estimate.model = model_folder;
   SDP_ASSIGN_OR_RETURN(ModelFacts facts, ReadModelFacts(model_folder));
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(facts, model_folder, spec));
+  SDP_RETURN_IF_ERROR(ApplyPlanFile(facts.config.layers, spec));
   absl::StatusOr<PlannedBytes> bytes =
       PlanBytes(spec, facts, logical_cpus, gpu_memory_bytes);
   if (!bytes.ok()) return Annotate(bytes.status(), "estimate");
@@ -94,6 +97,8 @@ Json JsonEstimate(const Estimate& estimate) {
   json["device_bytes_per_rank_per_parameter"] =
       PerParameter(device, estimate.parameters);
   if (!on_host) {
+    json["pinned_bytes_per_rank"] =
+        device - policy::GpuBytes(estimate.bytes.device);
     json["gpu_memory_bytes"] = estimate.bytes.gpu_memory_bytes;
     json["gpu_allowance"] = JsonBytes(estimate.bytes.gpu_allowance);
   }
@@ -131,7 +136,13 @@ void PrintEstimate(const Estimate& estimate, bool headers, bool wide,
   out << "\n";
   PrintBytes("SET ASIDE, EACH GPU", estimate.bytes.gpu_allowance,
              estimate.parameters, headers, color, out);
-  out << "\nEach GPU has " << FormatBytes(estimate.bytes.gpu_memory_bytes)
+  const uint64_t pinned = PlannedBytes::Total(estimate.bytes.device) -
+                          policy::GpuBytes(estimate.bytes.device);
+  const uint64_t on_hosts =
+      PlannedBytes::Total(estimate.bytes.host) + pinned * plan.ranks;
+  out << "\nPinned buffers are host memory: " << FormatBytes(on_hosts) << " ("
+      << on_hosts << " bytes) of it in all.\nEach GPU has "
+      << FormatBytes(estimate.bytes.gpu_memory_bytes)
       << (plan.gpu_memory_limit_bytes == 0
               ? std::string()
               : absl::StrCat(", the job may use ",

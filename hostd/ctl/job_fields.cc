@@ -3,6 +3,8 @@
 #include <limits>
 #include <utility>
 
+#include "hostd/ctl/layer_choice.h"
+
 namespace slidedp::ctl {
 namespace {
 
@@ -18,7 +20,15 @@ constexpr uint64_t kMaxSteps = 1'000'000'000;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
 constexpr uint64_t kMaxThreads = 4096;
 
+#define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
+#define SDP_SET_IN(group, call) \
+  [](v1::JobSpec& spec, auto value) { spec.mutable_##group()->call(value); }
+
 bool IsNull(const YamlNode& node) { return node.kind == YamlNode::Kind::kNull; }
+bool IsAuto(const YamlNode& node) {
+  return IsNull(node) ||
+         (node.kind == YamlNode::Kind::kScalar && node.text == "auto");
+}
 
 // `null_is_unset`: null leaves the field to a default found later.
 template <typename Set>
@@ -114,14 +124,37 @@ std::optional<Problem> ReadMaxGradNorm(const YamlNode& node,
 }
 
 std::optional<Problem> ReadKeptLayers(const YamlNode& node, v1::JobSpec& spec) {
-  if (IsNull(node) ||
-      (node.kind == YamlNode::Kind::kScalar && node.text == "auto")) {
+  if (IsAuto(node)) {
     spec.mutable_tuning()->clear_kept_layers();
     return std::nullopt;
   }
   uint64_t value = 0;
   if (auto problem = ReadInteger(node, 0, 65536, "8", value)) return problem;
   spec.mutable_tuning()->set_kept_layers(static_cast<uint32_t>(value));
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadKeep(const YamlNode& node, v1::JobSpec& spec) {
+  spec.mutable_tuning()->clear_keep();
+  if (IsAuto(node)) return std::nullopt;
+  uint8_t mask = 0;
+  if (auto problem = ReadKeepMask(node, mask)) return problem;
+  spec.mutable_tuning()->set_keep(std::string(1, static_cast<char>(mask)));
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadOffloaded(const YamlNode& node, v1::JobSpec& spec) {
+  spec.mutable_tuning()->clear_offload_permille();
+  if (IsAuto(node)) return std::nullopt;
+  uint16_t permille = 0;
+  if (auto problem = ReadOffload(node, permille)) return problem;
+  spec.mutable_tuning()->add_offload_permille(permille);
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadPlan(const YamlNode& node, v1::JobSpec& spec) {
+  if (!IsNull(node)) return Path(SDP_SET(set_plan))(node, spec);
+  spec.clear_plan();
   return std::nullopt;
 }
 
@@ -151,10 +184,6 @@ std::optional<Problem> ReadEpochs(const YamlNode& node, v1::JobSpec& spec) {
   return std::nullopt;
 }
 
-#define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
-#define SDP_SET_IN(group, call) \
-  [](v1::JobSpec& spec, auto value) { spec.mutable_##group()->call(value); }
-
 std::vector<JobField> MakeFields() {
   constexpr uint64_t kAny64 = std::numeric_limits<uint64_t>::max();
   return {
@@ -167,6 +196,8 @@ std::vector<JobField> MakeFields() {
        "folder for the trained model: absent or empty; may be left out with "
        "random_weights_seed only",
        Path(SDP_SET(set_output))},
+      {"plan", "null", "plan file, as slidedpctl plan prints; null: none",
+       ReadPlan},
       {"ranks", "1", "workers, one device each",
        Integer(1, kMaxRanks, "2", SDP_SET(set_ranks))},
       {"device", "auto", "auto, cpu, cuda",
@@ -249,6 +280,16 @@ std::vector<JobField> MakeFields() {
        ReadKeptLayers},
       {"tuning.keep_mask", "0", "segments that the other layers keep",
        Integer(0, 127, "0", SDP_SET_IN(tuning, set_keep_mask))},
+      {"tuning.keep", "auto",
+       "instead of both, what every layer keeps: none, selective, full, or "
+       "segments, e.g. [qkv, attention]",
+       ReadKeep},
+      {"tuning.offload", "auto",
+       "share of what every layer keeps that waits in host memory, 0 to 1",
+       ReadOffloaded},
+      {"tuning.stage_slots", "0",
+       "micro-batches on their way to or from the host",
+       Integer(0, 1024, "2", SDP_SET_IN(tuning, set_stage_slots))},
       {"tuning.gpu_memory_limit_gib", "0", "0: the GPU's own",
        Real({0, 65536}, "24",
             [](v1::JobSpec& spec, double gib) {

@@ -10,6 +10,7 @@
 #include "common/base/units.h"
 #include "common/model/output.h"
 #include "common/model/source.h"
+#include "hostd/ctl/plan_file.h"
 #include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "worker/data/dataset.h"
@@ -52,6 +53,9 @@ void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
   spec.set_data(AbsolutePath(spec.data(), context.current_folder));
   if (!spec.output().empty()) {
     spec.set_output(AbsolutePath(spec.output(), context.current_folder));
+  }
+  if (!spec.plan().empty()) {
+    spec.set_plan(AbsolutePath(spec.plan(), context.current_folder));
   }
   if (spec.name().empty()) spec.set_name(NameFromFile(context.file));
 }
@@ -198,6 +202,7 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   }
   job.model = *std::move(facts);
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(job.model, context.file, spec));
+  SDP_RETURN_IF_ERROR(ApplyPlanFile(job.model.config.layers, spec));
 
   // Planning is cheap and names bad sizes, so it comes before reading data.
   const bool by_daemon = spec.launch() == v1::LAUNCH_KIND_DAEMON;

@@ -63,11 +63,12 @@ void PrintStep(const v1::StepRecord& step, Lines& lines) {
                       step.clip_coefficient(), step.lr(), step.seconds()));
   if (step.skipped()) lines.Add("  skipped", step.skip_reason());
   lines.Add("  lanes",
-            absl::StrFormat("deliver %.1f ms, compute %.1f, stall %.1f, "
-                            "reduce %.1f, drain %.1f, update %.1f",
-                            ms(step.deliver_ns()), ms(step.compute_ns()),
-                            ms(step.stall_ns()), ms(step.reduce_ns()),
-                            ms(step.drain_ns()), ms(step.update_ns())));
+            absl::StrFormat(
+                "deliver %.1f ms, compute %.1f, stall %.1f, "
+                "reduce %.1f, drain %.1f, update %.1f, offload %.1f",
+                ms(step.deliver_ns()), ms(step.compute_ns()),
+                ms(step.stall_ns()), ms(step.reduce_ns()), ms(step.drain_ns()),
+                ms(step.update_ns()), ms(step.offload_ns())));
 }
 
 void PrintShow(const v1::GetReply& reply, std::ostream& out) {

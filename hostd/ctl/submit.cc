@@ -92,6 +92,7 @@ ExitCode Submit(const Context& context, const SubmitOptions& options) {
   absl::StatusOr<v1::JobSpec> spec =
       ParseJobFile(*text, resolve.file, options.sets);
   if (!spec.ok()) return context.Fail(kExitFailure, spec.status().message());
+  if (!options.plan.empty()) spec->set_plan(options.plan);
   absl::StatusOr<ResolvedJob> job = ResolveJob(*std::move(spec), resolve);
   if (!job.ok()) return context.Fail(kExitFailure, job.status().message());
   for (const std::string& warning : job->warnings) {

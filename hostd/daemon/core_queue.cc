@@ -18,15 +18,21 @@ namespace {
 
 constexpr absl::string_view kMemoryReason = "waiting for memory";
 
-// ", 12 of 36 layers recompute nothing".
+// ", 12 of 36 layers recompute no matrix product, 3 offload activations".
 std::string Kept(const policy::Plan& plan) {
   if (plan.keep.empty()) return "";
   const auto whole =
       std::count_if(plan.keep.begin(), plan.keep.end(), [](uint8_t mask) {
         return (mask & policy::kKeepAll) == policy::kKeepAll;
       });
-  return absl::StrCat(", ", whole, " of ", plan.keep.size(),
-                      " layers recompute no matrix product");
+  const auto offloaded =
+      std::count_if(plan.offload_permille.begin(), plan.offload_permille.end(),
+                    [](uint16_t permille) { return permille > 0; });
+  return absl::StrCat(
+      ", ", whole, " of ", plan.keep.size(),
+      " layers recompute no matrix product",
+      offloaded == 0 ? std::string()
+                     : absl::StrCat(", ", offloaded, " offload activations"));
 }
 
 }  // namespace
@@ -321,6 +327,8 @@ void Core::OnStep(Job& job, const StepResult& result) {
   record.set_reduce_ns(result.reduce_ns);
   record.set_drain_ns(result.drain_ns);
   record.set_stall_ns(result.stall_ns);
+  record.set_offload_ns(result.offload_ns);
+  record.set_offload_wait_ns(result.offload_wait_ns);
   record.set_update_ns(result.update_ns);
   record.set_end_ns(result.end_ns);
   job.row.step = record.step();

@@ -175,6 +175,9 @@ absl::Status CheckFields(const v1::JobSpec& spec) {
   if (!spec.output().empty() || !spec.has_random_weights_seed()) {
     SDP_RETURN_IF_ERROR(CheckPath("output", spec.output()));
   }
+  if (!spec.plan().empty()) {
+    SDP_RETURN_IF_ERROR(CheckPath("plan", spec.plan()));
+  }
   if (spec.output() == spec.model()) {
     return Bad("output", spec.output(), "is the model's own folder",
                "name a folder that does not exist yet");

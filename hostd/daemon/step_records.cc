@@ -62,7 +62,9 @@ std::string ToJsonLine(const v1::StepRecord& r) {
       ",\"deliver_ns\":", r.deliver_ns(), ",\"compute_ns\":", r.compute_ns(),
       ",\"reduce_ns\":", r.reduce_ns(), ",\"drain_ns\":", r.drain_ns(),
       ",\"stall_ns\":", r.stall_ns(), ",\"update_ns\":", r.update_ns(),
-      ",\"end_ns\":", r.end_ns(), "}");
+      ",\"offload_ns\":", r.offload_ns(),
+      ",\"offload_wait_ns\":", r.offload_wait_ns(), ",\"end_ns\":", r.end_ns(),
+      "}");
 }
 
 absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
@@ -85,6 +87,8 @@ absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
     r.set_drain_ns(o.at("drain_ns").get<int64_t>());
     r.set_stall_ns(o.at("stall_ns").get<int64_t>());
     r.set_update_ns(o.at("update_ns").get<int64_t>());
+    r.set_offload_ns(o.at("offload_ns").get<int64_t>());
+    r.set_offload_wait_ns(o.at("offload_wait_ns").get<int64_t>());
     r.set_end_ns(o.at("end_ns").get<int64_t>());
     return r;
   } catch (const json::exception& e) {

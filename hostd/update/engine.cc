@@ -349,6 +349,8 @@ void Engine::EmitPending(bool now) {
   result.reduce_ns = times.reduce_ns;
   result.drain_ns = times.drain_ns;
   result.stall_ns = times.stall_ns;
+  result.offload_ns = times.offload_ns;
+  result.offload_wait_ns = times.offload_wait_ns;
   on_step_(result);
 }
 

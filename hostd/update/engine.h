@@ -52,6 +52,7 @@ struct StepResult {
   // Maximum of the ranks; 0 for ranks whose times came later than the next
   // step's last update.
   int64_t deliver_ns, compute_ns, reduce_ns, drain_ns, stall_ns;
+  int64_t offload_ns, offload_wait_ns;
   int64_t update_ns;  // busiest worker
 };
 

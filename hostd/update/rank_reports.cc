@@ -111,6 +111,9 @@ StepTimes RankReports::Times(uint64_t step) const {
     times.reduce_ns = std::max(times.reduce_ns, CopyOnce(report.reduce_ns));
     times.drain_ns = std::max(times.drain_ns, CopyOnce(report.drain_ns));
     times.stall_ns = std::max(times.stall_ns, CopyOnce(report.stall_ns));
+    times.offload_ns = std::max(times.offload_ns, CopyOnce(report.offload_ns));
+    times.offload_wait_ns =
+        std::max(times.offload_wait_ns, CopyOnce(report.offload_wait_ns));
   }
   return times;
 }

@@ -21,7 +21,7 @@ inline bool FiniteSquareNorm(double x) {
 struct StepTimes {
   int64_t begin_ns = 0;
   int64_t deliver_ns = 0, compute_ns = 0, reduce_ns = 0, drain_ns = 0,
-          stall_ns = 0;
+          stall_ns = 0, offload_ns = 0, offload_wait_ns = 0;
   bool complete = false;  // every rank's times are in
 };
 

@@ -31,6 +31,7 @@ struct Options {
   int64_t sequence_length = 0, batch_size = 1, micro_batch_size = 1;
   std::string device = "cpu", compute_dtype = "fp32";
   std::optional<int> kept_layers;
+  uint16_t offload_permille = 0;
   bool deterministic = false, label_every_position = false, logits = false;
 };
 
@@ -46,6 +47,7 @@ testing::LocalJobOptions JobOptions(const Options& options) {
   job.problem.float32 = options.compute_dtype == "fp32";
   job.problem.deterministic = options.deterministic;
   job.problem.kept_layers = options.kept_layers;
+  job.problem.offload_permille = {options.offload_permille};
   job.label_every_position = options.label_every_position;
   job.apply_updates = false;
   return job;
@@ -155,6 +157,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("--kept-layers", options.kept_layers,
                  "layers that recompute nothing");
+  app.add_option("--offload-permille", options.offload_permille,
+                 "of what layers keep, in host memory")
+      ->check(CLI::Range(0, 1000));
   app.add_flag("--deterministic", options.deterministic);
   app.add_flag("--label-every-position", options.label_every_position,
                "sequences of the data have one token more: a label only");

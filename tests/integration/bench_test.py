@@ -34,7 +34,8 @@ def test_figures_of_a_private_daemon(binaries, tmp_path):
         pytest.skip("this host has a system daemon")
     file = tmp_path / "bench.json"
     result = subprocess.run(
-        command(binaries, "--reference", "--json", file), timeout=300,
+        command(binaries, "--reference", "--json", file, "--keep", "selective",
+                "--offload", "0.5"), timeout=300,
         capture_output=True, text=True, env=surroundings(tmp_path))
     assert result.returncode == 0, result.stderr
     assert "tokens/s" in result.stdout and "excess" in result.stdout
@@ -61,13 +62,15 @@ def test_figures_of_a_private_daemon(binaries, tmp_path):
     assert report["host_segment_bytes"] > 12 * report["parameters"]
     assert report["host_pss_peak_bytes"] > report["host_segment_bytes"]
     assert report["device_peak_bytes"] > 0
-    for lane in ("deliver", "compute", "drain", "update"):
+    for lane in ("deliver", "compute", "drain", "update", "offload"):
         assert report["lane_busy_seconds"][lane] > 0
     assert report["exposed_seconds"]["compute_stall"] >= 0
     # Uniform over the vocabulary at the start, to within what 0.02 gives.
     assert report["first_loss"] == pytest.approx(7.6, abs=0.3)
     assert report["last_loss"] < report["first_loss"] + 0.1
+    assert report["exposed_seconds"]["offload_wait"] > 0
     assert report["plan"]["ranks"] == 2
+    assert report["plan"]["offload_permille"] == [500] * LAYERS
     assert "bench --model qwen3-0.6b" in report["command"]
 
     reference = report["reference"]

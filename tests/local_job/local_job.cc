@@ -177,7 +177,6 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   problem.config = config;
   LocalJobResult result;
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
-  if (!options.keep.empty()) result.plan.keep = options.keep;
   result.layout = model::MakeStateLayout(config);
   SDP_ASSIGN_OR_RETURN(auto state, hostd::HostState::Create(
                                        "local", result.layout, result.plan));

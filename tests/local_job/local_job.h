@@ -28,8 +28,6 @@ struct LocalJobOptions {
   bool label_every_position = false;
   // Of rank 0; on_batch is taken if label_every_position.
   step::Hooks hooks;
-  // Instead of the plan's, if not empty: what each layer keeps.
-  std::vector<uint8_t> keep;
   // CPU ranks rehearse their step first, as GPUs do.
   bool rehearse = false;
   // Run the update engine. Without it, only one step can be run.

@@ -31,6 +31,7 @@ absl::StatusOr<policy::Plan> PlanOf(const Options& options,
   problem.head_chunk_tokens = options.head_chunk_tokens;
   problem.compute_threads = options.machine.threads;
   problem.kept_layers = kept_layers;
+  problem.offload_permille = {0};
   problem.deterministic = options.machine.deterministic;
   if (machine.is_gpu()) {
     problem.gpu_memory_limit_bytes = static_cast<uint64_t>(

@@ -8,6 +8,7 @@
 #include "worker/bench/commands.h"
 #include "worker/bench/measure.h"
 #include "worker/bench/op_list.h"
+#include "worker/step/activations.h"
 #include "worker/step/buffers.h"
 #include "worker/step/decoder.h"
 
@@ -95,8 +96,13 @@ class BenchLayer {
         m.device().Copy(buffers_.get<void>("rope"), frequencies.data(),
                         frequencies.size() * sizeof(float), m.stream()));
     SDP_RETURN_IF_ERROR(m.device().Synchronize(m.stream()));
-    decoder_ =
-        std::make_unique<step::Decoder>(m.ops(), config_, plan_, buffers_);
+    SDP_ASSIGN_OR_RETURN(
+        step::Activations activations,
+        step::Activations::Create(
+            {&m.device(), &config_, &layout_, &plan_, &buffers_, nullptr}));
+    activations_ = std::make_unique<step::Activations>(std::move(activations));
+    decoder_ = std::make_unique<step::Decoder>(m.ops(), config_, plan_,
+                                               *activations_, buffers_);
     return absl::OkStatus();
   }
 
@@ -108,6 +114,7 @@ class BenchLayer {
   float* gradients_ = nullptr;
   void *input_ = nullptr, *output_ = nullptr, *d_hidden_ = nullptr;
   step::Buffers buffers_;
+  std::unique_ptr<step::Activations> activations_;
   std::unique_ptr<step::Decoder> decoder_;
 };
 

@@ -25,8 +25,9 @@ class StepTracer {
   std::vector<v1::WorkerMessage> Take();
 
  private:
-  // Some hundred steps of a small model, a few of 100 layers.
-  static constexpr size_t kCapacity = size_t{1} << 14;
+  // Some hundred steps of a small model, a few of 100 layers; one of 80 layers
+  // whose 128 micro-batches are all offloaded.
+  static constexpr size_t kCapacity = size_t{1} << 16;
 
   trace::Recorder recorder_;
   std::mutex mutex_;

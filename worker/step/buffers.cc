@@ -11,11 +11,11 @@ absl::StatusOr<Buffers> Buffers::Allocate(
     device::Device& device, const std::vector<policy::NamedBytes>& list) {
   Buffers buffers;
   for (const policy::NamedBytes& item : list) {
-    buffers.bytes_ += item.bytes;
+    const bool pinned = absl::StartsWith(item.name, "pinned.");
+    if (!pinned) buffers.device_bytes_ += item.bytes;
     if (item.name == "ops.scratch") continue;  // the ops' own
-    const device::Memory where = absl::StartsWith(item.name, "pinned.")
-                                     ? device::Memory::kPinnedHost
-                                     : device::Memory::kDevice;
+    const device::Memory where =
+        pinned ? device::Memory::kPinnedHost : device::Memory::kDevice;
     SDP_ASSIGN_OR_RETURN(device::Buffer buffer,
                          device.Allocate(item.name, item.bytes, where));
     buffers.buffers_.emplace(item.name, std::move(buffer));

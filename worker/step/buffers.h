@@ -23,11 +23,12 @@ class Buffers {
     auto it = buffers_.find(name);
     return it == buffers_.end() ? nullptr : it->second.as<T>();
   }
-  uint64_t bytes() const { return bytes_; }
+  // Without what lies in pinned host memory.
+  uint64_t device_bytes() const { return device_bytes_; }
 
  private:
   absl::flat_hash_map<std::string, device::Buffer> buffers_;
-  uint64_t bytes_ = 0;
+  uint64_t device_bytes_ = 0;
 };
 
 }  // namespace slidedp::step

@@ -36,15 +36,15 @@ char* Plus(void* base, uint64_t bytes) {
 }  // namespace
 
 Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
-                 const policy::Plan& plan, const Buffers& buffers)
+                 const policy::Plan& plan, const Activations& activations,
+                 const Buffers& buffers)
     : ops_(ops),
       config_(config),
+      activations_(activations),
       batch_(plan.micro_batch_size),
       sequence_(plan.sequence_length),
       tokens_(plan.micro_batch_tokens()),
-      micro_batches_(plan.micro_batches),
       rstd_(buffers.get<float>("layer.rstd")),
-      kept_rstd_(buffers.get<float>("kept.rstd")),
       activated_(buffers.get<void>("layer.activated")),
       d_norm_(buffers.get<void>("layer.d_norm")),
       d_attention_(buffers.get<void>("layer.d_attention")),
@@ -53,20 +53,10 @@ Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
   for (int s = 0; s < policy::kSegments; ++s) {
     const Segment segment = static_cast<Segment>(s);
     scratch_[s] = buffers.get<void>(policy::ScratchName(segment));
-    kept_[s] = buffers.get<void>(policy::KeptName(segment));
     layouts_[s] = policy::LayoutOf(config, plan, segment);
   }
-  int64_t keepers[policy::kSegments] = {}, any = 0;
   for (int64_t l = 0; l < config.layers; ++l) {
-    Layer layer = {};
-    layer.kept = policy::KeptSegments(config, plan, l);
-    layer.statistics = any;
-    any += layer.kept != 0;
-    for (int s = 0; s < policy::kSegments; ++s) {
-      layer.place[s] = keepers[s];
-      keepers[s] += layer.kept >> s & 1;
-    }
-    layers_.push_back(layer);
+    kept_.push_back(policy::KeptSegments(config, plan, l));
   }
 }
 
@@ -75,15 +65,12 @@ ops::AttentionShape Decoder::Shape(int64_t layer) const {
           config_.kv_heads, config_.head_dim, config_.window[layer]};
 }
 
-Decoder::Activations Decoder::At(int64_t l, int64_t micro_batch) const {
-  const Layer& layer = layers_[l];
-  Activations a;
-  a.kept = layer.kept;
+Decoder::Places Decoder::At(const Piece& piece, Pass pass) const {
+  Places a;
+  a.kept = kept_[piece.layer];
   for (int s = 0; s < policy::kSegments; ++s) {
-    const int64_t slice = layer.place[s] * micro_batches_ + micro_batch;
-    a.segments[s] = (layer.kept >> s & 1) != 0
-                        ? Plus(kept_[s], slice * layouts_[s].bytes)
-                        : scratch_[s];
+    a.segments[s] =
+        (a.kept >> s & 1) != 0 ? activations_.at(piece, s, pass) : scratch_[s];
   }
   const auto statistics = [&](Segment segment) {
     const int s = static_cast<int>(segment);
@@ -92,11 +79,9 @@ Decoder::Activations Decoder::At(int64_t l, int64_t micro_batch) const {
   };
   a.qk_rstd = statistics(Segment::kRotated);
   a.lse = statistics(Segment::kAttention);
-  a.rstd1 =
-      layer.kept == 0
-          ? rstd_
-          : kept_rstd_ +
-                (layer.statistics * micro_batches_ + micro_batch) * 2 * tokens_;
+  a.rstd1 = a.kept == 0 ? rstd_
+                        : static_cast<float*>(
+                              activations_.at(piece, policy::kNormsPart, pass));
   a.rstd2 = a.rstd1 + tokens_;
   // Without QK-norm the projections turn in place.
   if (!config_.qk_norm) {
@@ -105,7 +90,7 @@ Decoder::Activations Decoder::At(int64_t l, int64_t micro_batch) const {
   return a;
 }
 
-absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Activations& a,
+absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Places& a,
                               const UnitWeights& weights, ops::ConstAct input,
                               device::Stream& stream) {
   const int64_t h = config_.hidden;
@@ -153,7 +138,7 @@ absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Activations& a,
 absl::Status Decoder::Forward(int64_t layer, int64_t micro_batch,
                               const UnitWeights& weights, ops::ConstAct input,
                               ops::Act output, device::Stream& stream) {
-  const Activations a = At(layer, micro_batch);
+  const Places a = At({layer, micro_batch}, Pass::kForward);
   SDP_RETURN_IF_ERROR(Compute(kAllSegments, layer, a, weights, input, stream));
   SDP_RETURN_IF_ERROR(ops_.SwiGluForward(a.at(Segment::kGateUp), tokens_,
                                          config_.intermediate, activated_,
@@ -167,7 +152,7 @@ absl::Status Decoder::Forward(int64_t layer, int64_t micro_batch,
 absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
                                const UnitWeights& weights, ops::ConstAct input,
                                ops::Act d_hidden, device::Stream& stream) {
-  const Activations a = At(layer, micro_batch);
+  const Places a = At({layer, micro_batch}, Pass::kBackward);
   const uint8_t missing = MissingInBackward(a.kept, config_.qk_norm);
   const uint8_t there = a.kept | missing;
   SDP_RETURN_IF_ERROR(Compute(missing, layer, a, weights, input, stream));
@@ -179,7 +164,7 @@ absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
 
 // The residual path carries d_hidden on unchanged. A norm that is not there is
 // written by its backward pass over the gradient that this has consumed.
-absl::Status Decoder::BackwardMlp(const Activations& a, bool has_post_norm,
+absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
                                   const UnitWeights& weights, ops::Act d_hidden,
                                   device::Stream& stream) {
   const int64_t h = config_.hidden;
@@ -207,7 +192,7 @@ absl::Status Decoder::BackwardMlp(const Activations& a, bool has_post_norm,
                                    weights.d(Role::kGate), nullptr, stream);
 }
 
-absl::Status Decoder::BackwardAttention(int64_t layer, const Activations& a,
+absl::Status Decoder::BackwardAttention(int64_t layer, const Places& a,
                                         bool has_input_norm,
                                         const UnitWeights& weights,
                                         ops::ConstAct input, ops::Act d_hidden,

@@ -1,11 +1,11 @@
 // One decoder layer over one micro-batch, forward and backward. Formulas:
 // models.md section 1.
 //
-// A layer's activations lie where its mask (policy::Plan::keep) says: segments
-// that are kept in the layer's own part of the "kept" buffers, the others in a
-// scratch that all layers share. Forward writes each to its place, and backward
-// computes again what it needs and does not find: from the layer's input alone
-// if nothing is kept. The result is the same to the bit.
+// A layer's segments lie where its mask (policy::Plan::keep) says: those that
+// are kept where Activations has them, the others in a scratch that all layers
+// share. Forward writes each to its place, and backward computes again what it
+// needs and does not find: from the layer's input alone if nothing is kept. The
+// result is the same to the bit.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "common/model/config.h"
 #include "policy/plan.h"
 #include "worker/ops/ops.h"
+#include "worker/step/activations.h"
 #include "worker/step/buffers.h"
 #include "worker/step/unit_weights.h"
 
@@ -23,12 +24,13 @@ namespace slidedp::step {
 
 class Decoder {
  public:
-  // `buffers`: the "layer." and "kept." ones of policy::DeviceBuffers, and
-  // "rope".
+  // `buffers`: the "layer." ones of policy::DeviceBuffers, and "rope".
   Decoder(ops::Ops& ops, const model::ModelConfig& config,
-          const policy::Plan& plan, const Buffers& buffers);
+          const policy::Plan& plan, const Activations& activations,
+          const Buffers& buffers);
 
-  // output [tokens, hidden] = layer(input).
+  // output [tokens, hidden] = layer(input). Kept activations are in their
+  // places between Activations::Begin and End.
   absl::Status Forward(int64_t layer, int64_t micro_batch,
                        const UnitWeights& weights, ops::ConstAct input,
                        ops::Act output, device::Stream& stream);
@@ -41,29 +43,22 @@ class Decoder {
 
  private:
   // Of one layer and micro-batch.
-  struct Activations {
+  struct Places {
     uint8_t kept;                          // mask of policy::Segment
     void* segments[policy::kSegments];     // by policy::Segment
     float *rstd1, *rstd2, *qk_rstd, *lse;  // statistics of the segments
     void* at(policy::Segment s) const { return segments[static_cast<int>(s)]; }
   };
-  struct Layer {
-    uint8_t kept;
-    // Places of the layer among those that keep the segment, and among those
-    // that keep anything.
-    int64_t place[policy::kSegments];
-    int64_t statistics;
-  };
 
-  Activations At(int64_t layer, int64_t micro_batch) const;
+  Places At(const Piece& piece, Pass pass) const;
   // The segments in `mask`, in order, each from what precedes it.
-  absl::Status Compute(uint8_t mask, int64_t layer, const Activations& a,
+  absl::Status Compute(uint8_t mask, int64_t layer, const Places& a,
                        const UnitWeights& weights, ops::ConstAct input,
                        device::Stream& stream);
-  absl::Status BackwardMlp(const Activations& a, bool has_post_norm,
+  absl::Status BackwardMlp(const Places& a, bool has_post_norm,
                            const UnitWeights& weights, ops::Act d_hidden,
                            device::Stream& stream);
-  absl::Status BackwardAttention(int64_t layer, const Activations& a,
+  absl::Status BackwardAttention(int64_t layer, const Places& a,
                                  bool has_input_norm,
                                  const UnitWeights& weights,
                                  ops::ConstAct input, ops::Act d_hidden,
@@ -72,12 +67,12 @@ class Decoder {
 
   ops::Ops& ops_;
   const model::ModelConfig& config_;
-  const int64_t batch_, sequence_, tokens_, micro_batches_;
-  std::vector<Layer> layers_;
+  const Activations& activations_;
+  const int64_t batch_, sequence_, tokens_;
+  std::vector<uint8_t> kept_;  // by layer
   void* scratch_[policy::kSegments];
-  void* kept_[policy::kSegments];
   policy::SegmentLayout layouts_[policy::kSegments];
-  float *rstd_, *kept_rstd_;
+  float* rstd_;
   void *activated_, *d_norm_, *d_attention_, *d_qkv_;
   const float* rope_;
 };

@@ -25,19 +25,20 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
   g.norms_ = inputs.buffers->get<double>("scalars") + 2;
   const int ranks = inputs.plan->ranks;
   auto add = [&](std::vector<Slot>& slots, const std::string& suffix,
-                 UnitKind kind) -> absl::Status {
-    uint64_t count = 0;
-    for (const model::Unit& unit : inputs.layout->units) {
-      if (unit.kind == kind) count = std::max(count, unit.count);
-    }
+                 bool decoders) -> absl::Status {
     Slot slot;
     slot.sum = inputs.buffers->get<float>(absl::StrCat("gradient.", suffix));
     slot.drain = inputs.buffers->get<bf16>(absl::StrCat("drain.", suffix));
+    for (const model::Unit& unit : inputs.layout->units) {
+      if ((unit.kind == UnitKind::kDecoder) != decoders) continue;
+      const bool sharded =
+          inputs.plan->routes(unit.kind).grads == GradRoute::kGpuSharded;
+      slot.sum_elements =
+          std::max(slot.sum_elements,
+                   sharded ? policy::ShardElements(unit.count, ranks) * ranks
+                           : unit.count);
+    }
     SDP_CHECK(slot.sum != nullptr && slot.drain != nullptr, suffix);
-    slot.sum_elements =
-        inputs.plan->routes(kind).grads == GradRoute::kGpuSharded
-            ? policy::ShardElements(count, ranks) * ranks
-            : count;
     for (auto* event :
          {&slot.computed, &slot.reduced, &slot.zeroed, &slot.drained}) {
       SDP_ASSIGN_OR_RETURN(*event, inputs.device->NewEvent());
@@ -45,28 +46,17 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
     slots.push_back(std::move(slot));
     return absl::OkStatus();
   };
-  SDP_RETURN_IF_ERROR(add(g.embedding_, "embedding", UnitKind::kEmbedding));
-  if (!inputs.layout->tied()) {
-    SDP_RETURN_IF_ERROR(add(g.head_, "head", UnitKind::kHead));
-  }
+  SDP_RETURN_IF_ERROR(add(g.ends_, "ends", false));
   for (int i = 0; i < inputs.plan->grad_slots; ++i) {
-    SDP_RETURN_IF_ERROR(
-        add(g.decoder_, absl::StrCat("decoder.", i), UnitKind::kDecoder));
+    SDP_RETURN_IF_ERROR(add(g.decoder_, absl::StrCat("decoder.", i), true));
   }
   return g;
 }
 
 Gradients::Slot& Gradients::SlotOf(int unit) {
   const model::Unit& u = in_.layout->units[unit];
-  switch (u.kind) {
-    case UnitKind::kEmbedding:
-      return embedding_[0];
-    case UnitKind::kHead:
-      return head_[0];
-    case UnitKind::kDecoder:
-      return decoder_[u.layer % decoder_.size()];
-  }
-  SDP_CHECK(false, "unit kind");
+  return u.kind == UnitKind::kDecoder ? decoder_[u.layer % decoder_.size()]
+                                      : ends_[0];
 }
 
 absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
@@ -184,8 +174,7 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
         "gradient schedule and route disagree");
     const uint64_t number = step * chunks.size() + next_chunk_;
     if (number >= slots) {
-      SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.grad_free(in_.rank),
-                                          number + 1 - slots, *drain_));
+      SDP_RETURN_IF_ERROR(WaitForChunk(number + 1 - slots, unit, step));
     }
     SDP_RETURN_IF_ERROR(device.Copy(
         in_.grads->at<bf16>(schedule_.slot_offset_bytes(in_.rank, number)),
@@ -197,6 +186,27 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   if (unit == 0) next_chunk_ = 0;  // the step's last unit
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDrain, step, *drain_));
   return device.Record(*slot.drained, *drain_);
+}
+
+absl::Status Gradients::WaitForChunk(uint64_t freed, int unit, uint64_t step) {
+  // A place of its own for every chunk was free before the step began.
+  const bool ring =
+      schedule_.slots[in_.rank] < schedule_.chunks[in_.rank].size();
+  if (ring) {
+    SDP_RETURN_IF_ERROR(in_.times->Begin(
+        Lane::kDrainWait, step, {"wait for a free chunk", unit}, *drain_));
+  }
+  SDP_RETURN_IF_ERROR(
+      in_.device->WaitWord(&in_.versions.grad_free(in_.rank), freed, *drain_));
+  return ring ? in_.times->End(Lane::kDrainWait, step, *drain_)
+              : absl::OkStatus();
+}
+
+int64_t Gradients::Waits(const model::StateLayout& layout,
+                         const policy::Plan& plan, int rank) {
+  const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
+  const size_t chunks = schedule.chunks[rank].size();
+  return schedule.slots[rank] < chunks ? static_cast<int64_t>(chunks) : 0;
 }
 
 absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,

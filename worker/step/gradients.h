@@ -2,10 +2,11 @@
 // backward begins, reduced by the unit's route when it ends and zeroed for the
 // next one, drained to `grads` in chunks that are announced one by one.
 //
-// Embedding and head have an accumulator of their own (a tied embedding's lives
-// through the whole backward pass); decoder units take turns in `grad_slots`.
-// The three streams gate each other by events and the daemon by words; nothing
-// here blocks the host.
+// Decoder units take turns in `grad_slots` accumulators. The ends share
+// another: a head's gradient has long gone when the embedding's begins, and a
+// tied embedding's lives through the whole backward pass. The three streams
+// gate each other by events and the daemon by words; nothing here blocks the
+// host.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,9 @@ class Gradients {
     bool compute_only = false;
   };
   static absl::StatusOr<Gradients> Create(const Inputs& inputs);
+  // The most waits for a free chunk that a step shows.
+  static int64_t Waits(const model::StateLayout& layout,
+                       const policy::Plan& plan, int rank);
 
   // The unit's accumulator, zero for what comes next on `compute`.
   absl::StatusOr<float*> Begin(int unit, device::Stream& compute);
@@ -82,12 +86,14 @@ class Gradients {
   absl::StatusOr<Share> Reduce(int unit, Slot& slot);
   absl::StatusOr<Share> Exchange(int unit, Slot& slot);
   absl::Status Drain(int unit, uint64_t step, const Share& share, Slot& slot);
+  // Until the daemon has consumed so many of this rank's chunks.
+  absl::Status WaitForChunk(uint64_t freed, int unit, uint64_t step);
 
   Inputs in_;
   policy::GradSchedule schedule_;
   std::unique_ptr<device::Stream> reduce_, drain_;
   std::unique_ptr<device::Event> loss_computed_;
-  std::vector<Slot> decoder_, embedding_, head_;
+  std::vector<Slot> decoder_, ends_;
   double* norms_ = nullptr;  // per unit, device memory
   size_t next_chunk_ = 0;    // in this rank's sequence of the step
 };

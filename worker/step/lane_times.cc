@@ -12,25 +12,31 @@ namespace {
 trace::Lane TraceLane(int lane) {
   switch (static_cast<Lane>(lane)) {
     case Lane::kDeliver:
+    case Lane::kDeliverWait:
       return trace::Lane::kDeliver;
     case Lane::kCompute:
+    case Lane::kActivationWait:
       return trace::Lane::kCompute;
     case Lane::kReduce:
       return trace::Lane::kReduce;
     case Lane::kDrain:
+    case Lane::kDrainWait:
       return trace::Lane::kDrain;
+    case Lane::kActivation:
+      return trace::Lane::kActivation;
   }
   SDP_CHECK(false, "lane");
 }
 
 }  // namespace
 
-absl::StatusOr<LaneTimes> LaneTimes::Create(device::Device& device, int spans) {
+absl::StatusOr<LaneTimes> LaneTimes::Create(
+    device::Device& device, const std::array<int64_t, kLanes>& spans) {
   LaneTimes times(device);
   for (auto& step : times.lanes_) {
-    for (LaneSpans& lane : step) {
-      lane.spans.resize(spans);
-      for (Span& span : lane.spans) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      step[lane].spans.resize(spans[lane]);
+      for (Span& span : step[lane].spans) {
         SDP_ASSIGN_OR_RETURN(span.begin, device.NewEvent());
         SDP_ASSIGN_OR_RETURN(span.end, device.NewEvent());
       }
@@ -67,7 +73,10 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
       SDP_ASSIGN_OR_RETURN(const int64_t end,
                            device_->TimestampNs(*spans.spans[i].end));
       times.busy_ns[l] += end - begin;
-      begin_ns = std::min(begin_ns, begin);
+      // The wait for a version begins in the step before.
+      if (l != static_cast<int>(Lane::kDeliverWait)) {
+        begin_ns = std::min(begin_ns, begin);
+      }
       ++count;
       if (recorder_ != nullptr) {
         const Work& work = spans.spans[i].work;
@@ -82,6 +91,11 @@ absl::StatusOr<LaneTimes::Times> LaneTimes::Harvest(uint64_t step) {
     }
     spans.used = 0;
   }
+  const int64_t waits = times.busy_ns[static_cast<int>(Lane::kActivationWait)];
+  times.busy_ns[static_cast<int>(Lane::kCompute)] -= waits;
+  times.stall_ns += waits;
+  times.busy_ns[static_cast<int>(Lane::kDrain)] -=
+      times.busy_ns[static_cast<int>(Lane::kDrainWait)];
   if (recorder_ != nullptr && count > 0) {
     recorder_->Add({trace::Lane::kControl, "step", -1, count, step, begin_ns,
                     times.end_ns});

@@ -19,17 +19,29 @@ struct Work {
   int unit = -1;
 };
 
-enum class Lane { kDeliver, kCompute, kReduce, kDrain };
-inline constexpr int kLanes = 4;
+enum class Lane {
+  kDeliver,
+  kCompute,
+  kReduce,
+  kDrain,
+  kActivation,  // offload and reload
+  // Backpressure: what a lane waits for, shown in its own row.
+  kDeliverWait,     // a version, then a slot; between its spans
+  kActivationWait,  // compute: a slot or a reload; within its spans
+  kDrainWait,       // a chunk of the ring; within its spans
+};
+inline constexpr int kLanes = 8;
 
 // Thread-compatible. Keeps the events of two steps.
 class LaneTimes {
  public:
-  // `spans`: the most spans that any lane has in one step.
-  static absl::StatusOr<LaneTimes> Create(device::Device& device, int spans);
+  // `spans`: the most spans that each lane has in one step.
+  static absl::StatusOr<LaneTimes> Create(
+      device::Device& device, const std::array<int64_t, kLanes>& spans);
 
   // Harvest also adds the step's spans to `recorder` (borrowed), then one of
-  // lane kControl, "step", over all of them, whose `chunk` is their number.
+  // lane kControl, "step", over all of them (but what deliveries wait for),
+  // whose `chunk` is their number.
   void RecordInto(trace::Recorder* recorder) { recorder_ = recorder; }
 
   // Around each piece of work, on the stream that does it.
@@ -38,8 +50,9 @@ class LaneTimes {
   absl::Status End(Lane lane, uint64_t step, device::Stream& stream);
 
   struct Times {
+    // Of compute and drain without the waits within.
     std::array<int64_t, kLanes> busy_ns{};
-    int64_t stall_ns = 0;  // gaps between compute's spans
+    int64_t stall_ns = 0;  // gaps between compute's spans, and those waits
     int64_t end_ns = 0;    // the last span's end
   };
   // Waits for the step's spans, sums them and forgets them.

@@ -55,6 +55,7 @@ absl::Status TrainerImpl::Rehearse() {
       tokens.ids, DHidden(0), all, in_.config->hidden, in_.config->vocab,
       embedding.d(Role::kEmbedding), *compute_));
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
+  SDP_RETURN_IF_ERROR(activations_->Rehearse());
   SDP_RETURN_IF_ERROR(gradients_->Rehearse());
   return Forget();
 }
@@ -64,10 +65,13 @@ absl::Status TrainerImpl::RehearseLayers() {
   for (int64_t layer = 0; layer < in_.config->layers; ++layer) {
     const int u = in_.layout->decoder_unit(layer);
     for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+      const void* input_again =
+          activations_->at({layer, mb}, policy::kInputPart, Pass::kBackward);
       Likeness likeness = {policy::KeptSegments(*in_.config, *in_.plan, layer),
                            static_cast<uint64_t>(in_.config->window[layer]),
                            AlignmentOf(Input(layer, mb)),
                            AlignmentOf(Input(layer + 1, mb)),
+                           AlignmentOf(input_again),
                            AlignmentOf(DHidden(mb))};
       Append(unit(u), likeness);
       if (!seen.insert(likeness).second) continue;
@@ -76,8 +80,8 @@ absl::Status TrainerImpl::RehearseLayers() {
       SDP_RETURN_IF_ERROR(decoder_->Forward(layer, mb, weights,
                                             Input(layer, mb),
                                             Input(layer + 1, mb), *compute_));
-      SDP_RETURN_IF_ERROR(decoder_->Backward(
-          layer, mb, weights, Input(layer, mb), DHidden(mb), *compute_));
+      SDP_RETURN_IF_ERROR(decoder_->Backward(layer, mb, weights, input_again,
+                                             DHidden(mb), *compute_));
     }
   }
   return absl::OkStatus();
@@ -111,7 +115,7 @@ absl::Status TrainerImpl::Forget() {
     void* data = buffers_.get<void>(item.name);
     // "rope" is constant; kept weights are the caller's.
     if (data == nullptr || item.name == "rope" ||
-        item.name == "pinned.tokens" ||
+        item.name.starts_with("pinned.") ||
         (in_.compute_only && item.name.starts_with("window."))) {
       continue;
     }

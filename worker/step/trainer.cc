@@ -16,36 +16,12 @@ namespace {
 
 using model::Role;
 
-// Registered at once; larger mappings go piece by piece (gpu-facts: one call of
-// 512 GiB or more fails).
-constexpr uint64_t kRegistrationBytes = uint64_t{4} << 30;
-
 // Of the deliver stream. It holds about a thousand; a host that waits for room
 // there enqueues no compute.
 constexpr size_t kDeliverCommands = 400;
 constexpr size_t kCommandsPerDelivery = 8;  // beside its copies
 
 }  // namespace
-
-absl::Status TrainerImpl::Register(const shm::Mapping& mapping,
-                                   bool read_only) {
-  for (uint64_t at = 0; at < mapping.bytes(); at += kRegistrationBytes) {
-    SDP_ASSIGN_OR_RETURN(
-        auto registration,
-        in_.device->RegisterHost(
-            mapping.at<char>(at),
-            std::min(kRegistrationBytes, mapping.bytes() - at), read_only));
-    registrations_.push_back(std::move(registration));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TrainerImpl::RegisterSegments() {
-  SDP_RETURN_IF_ERROR(Register(*in_.params, /*read_only=*/true));
-  SDP_RETURN_IF_ERROR(Register(*in_.versions, /*read_only=*/true));
-  SDP_RETURN_IF_ERROR(Register(*in_.grads, /*read_only=*/false));
-  return Register(*in_.reports, /*read_only=*/false);
-}
 
 absl::Status TrainerImpl::Init() {
   const policy::Plan& plan = *in_.plan;
@@ -63,7 +39,6 @@ absl::Status TrainerImpl::Init() {
   SDP_ASSIGN_OR_RETURN(
       buffers_, Buffers::Allocate(*in_.device, policy::DeviceBuffers(
                                                    config, *in_.layout, plan)));
-  inputs_ = buffers_.get<void>("inputs");
   d_hidden_ = buffers_.get<void>("d_hidden");
   hidden_bytes_ =
       plan.micro_batch_tokens() * config.hidden * in_.ops->act_bytes();
@@ -76,9 +51,13 @@ absl::Status TrainerImpl::Init() {
   }
 
   // Embedding, layers twice, head, embedding backward.
+  const int64_t visits = 2 * config.layers + 3;
+  const int64_t moves = Activations::Spans(config, plan);
+  const int64_t chunks = Gradients::Waits(*in_.layout, plan, in_.rank);
   SDP_ASSIGN_OR_RETURN(
       LaneTimes times,
-      LaneTimes::Create(*in_.device, static_cast<int>(2 * config.layers + 3)));
+      LaneTimes::Create(*in_.device, {visits, visits, visits, visits, moves,
+                                      2 * visits, moves, chunks}));
   times_ = std::make_unique<LaneTimes>(std::move(times));
   times_->RecordInto(in_.recorder);
   SDP_ASSIGN_OR_RETURN(
@@ -102,7 +81,13 @@ absl::Status TrainerImpl::Init() {
                          in_.plan, in_.rank, in_.grads, versions, reports_,
                          &buffers_, times_.get(), in_.compute_only}));
   gradients_ = std::make_unique<Gradients>(std::move(gradients));
-  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, buffers_);
+  SDP_ASSIGN_OR_RETURN(
+      Activations activations,
+      Activations::Create({in_.device, in_.config, in_.layout, in_.plan,
+                           &buffers_, times_.get()}));
+  activations_ = std::make_unique<Activations>(std::move(activations));
+  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, *activations_,
+                                       buffers_);
   head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
                                  plan.head_chunk_tokens, buffers_);
   if (in_.dataset != nullptr) {
@@ -198,6 +183,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
     SDP_RETURN_IF_ERROR(in_.device->Synchronize(*embedded_));
     SDP_RETURN_IF_ERROR(WriteTimes(step - 1));
   }
+  SDP_RETURN_IF_ERROR(activations_->Turn(step, *compute_));
   SDP_RETURN_IF_ERROR(TurnAtHead(order[at++], tokens));
   for (int l = layers - 1; l >= 0; --l) {
     SDP_RETURN_IF_ERROR(BackwardLayer(order[at++], l));
@@ -235,6 +221,7 @@ absl::Status TrainerImpl::CountVisit() {
 absl::Status TrainerImpl::Embed(uint64_t step, const StepTokens& tokens) {
   const int u = in_.layout->embedding_unit();
   SDP_RETURN_IF_ERROR(Throttle());
+  SDP_RETURN_IF_ERROR(activations_->Settle(*compute_));
   if (!in_.compute_only) {
     SDP_RETURN_IF_ERROR(in_.device->WaitWord(
         &shm::Versions(in_.versions->data()).param_version(u), step,
@@ -266,8 +253,12 @@ absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {
   SDP_ASSIGN_OR_RETURN(const bf16* data, BeginVisit(visit, "forward"));
   const UnitWeights weights(unit(visit.unit), data, nullptr);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    SDP_RETURN_IF_ERROR(activations_->Begin({layer, mb}, Pass::kForward,
+                                            visit.step, *compute_));
     SDP_RETURN_IF_ERROR(decoder_->Forward(layer, mb, weights, Input(layer, mb),
                                           Input(layer + 1, mb), *compute_));
+    SDP_RETURN_IF_ERROR(
+        activations_->End({layer, mb}, Pass::kForward, visit.step, *compute_));
   }
   return EndVisit(visit);
 }
@@ -315,8 +306,14 @@ absl::Status TrainerImpl::BackwardLayer(const Visit& visit, int64_t layer) {
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
-    SDP_RETURN_IF_ERROR(decoder_->Backward(layer, mb, weights, Input(layer, mb),
-                                           DHidden(mb), *compute_));
+    SDP_RETURN_IF_ERROR(activations_->Begin({layer, mb}, Pass::kBackward,
+                                            visit.step, *compute_));
+    const void* input =
+        activations_->at({layer, mb}, policy::kInputPart, Pass::kBackward);
+    SDP_RETURN_IF_ERROR(
+        decoder_->Backward(layer, mb, weights, input, DHidden(mb), *compute_));
+    SDP_RETURN_IF_ERROR(
+        activations_->End({layer, mb}, Pass::kBackward, visit.step, *compute_));
   }
   SDP_RETURN_IF_ERROR(EndVisit(visit));
   return FinishUnit(visit.unit, visit.step);
@@ -363,6 +360,9 @@ absl::Status TrainerImpl::WriteTimes(uint64_t step) {
   report.compute_ns = times.busy_ns[static_cast<int>(Lane::kCompute)];
   report.reduce_ns = times.busy_ns[static_cast<int>(Lane::kReduce)];
   report.drain_ns = times.busy_ns[static_cast<int>(Lane::kDrain)];
+  report.offload_ns = times.busy_ns[static_cast<int>(Lane::kActivation)];
+  report.offload_wait_ns =
+      times.busy_ns[static_cast<int>(Lane::kActivationWait)];
   report.stall_ns = times.stall_ns;
   report.end_ns = times.end_ns;
   report.times_ready.value.store(step + 1, std::memory_order_release);

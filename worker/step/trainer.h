@@ -103,7 +103,8 @@ class Trainer {
   virtual absl::Status Run(uint64_t first, uint64_t count) = 0;
   // Steps whose work is all enqueued; for heartbeats.
   virtual uint64_t steps_enqueued() const = 0;
-  // The plan's buffers and the ops' workspace.
+  // The plan's buffers, those in pinned host memory apart, and the ops'
+  // workspace.
   virtual uint64_t device_bytes() const = 0;
 
   // compute_only: the steps of all Runs so far, in order.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/shm/words.h"
+#include "worker/step/activations.h"
 #include "worker/step/buffers.h"
 #include "worker/step/decoder.h"
 #include "worker/step/gradients.h"
@@ -36,6 +37,7 @@ class TrainerImpl : public Trainer {
     gradients_.reset();
     window_.reset();
     compute_.reset();
+    activations_.reset();
   }
 
   absl::Status Init();
@@ -44,7 +46,7 @@ class TrainerImpl : public Trainer {
     return steps_enqueued_.load(std::memory_order_relaxed);
   }
   uint64_t device_bytes() const override {
-    return buffers_.bytes() + resident_embedding_.bytes() +
+    return buffers_.device_bytes() + resident_embedding_.bytes() +
            (in_.ops_workspace_bytes ? in_.ops_workspace_bytes() : 0);
   }
   const std::vector<ComputeTimes>& compute_times() const override {
@@ -89,9 +91,10 @@ class TrainerImpl : public Trainer {
   absl::Status EndVisit(const Visit& visit);
   absl::Status WriteTimes(uint64_t step);
 
+  // In the forward pass. Those of layer 0 lie one micro-batch after another.
   void* Input(int64_t layer, int64_t micro_batch) const {
-    return static_cast<char*>(inputs_) +
-           (layer * in_.plan->micro_batches + micro_batch) * hidden_bytes_;
+    return activations_->at({layer, micro_batch}, policy::kInputPart,
+                            Pass::kForward);
   }
   void* DHidden(int64_t micro_batch) const {
     return static_cast<char*>(d_hidden_) + micro_batch * hidden_bytes_;
@@ -105,6 +108,7 @@ class TrainerImpl : public Trainer {
   std::unique_ptr<LaneTimes> times_;
   std::unique_ptr<Window> window_;
   std::unique_ptr<Gradients> gradients_;
+  std::unique_ptr<Activations> activations_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Head> head_;
   std::unique_ptr<data::Sampler> sampler_;
@@ -120,7 +124,6 @@ class TrainerImpl : public Trainer {
   device::Buffer resident_embedding_;  // compute_only, untied: instead of it
 
   data::StepBatch batch_;
-  void* inputs_ = nullptr;
   void* d_hidden_ = nullptr;
   uint64_t hidden_bytes_ = 0;  // of one micro-batch
   float* tied_gradient_ = nullptr;

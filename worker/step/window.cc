@@ -101,9 +101,17 @@ absl::Status Window::Deliver(const Visit& visit, Slot& slot) {
   device::Device& device = *in_.device;
   slot.unit = visit.unit;
   slot.step = visit.step;
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliverWait, visit.step,
+                                       {"wait for a version", visit.unit},
+                                       *stream_));
   SDP_RETURN_IF_ERROR(device.WaitWord(&in_.versions.param_version(visit.unit),
                                       visit.step, *stream_));
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliverWait, visit.step, *stream_));
+  SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliverWait, visit.step,
+                                       {"wait for a window slot", visit.unit},
+                                       *stream_));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.free, *stream_));
+  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDeliverWait, visit.step, *stream_));
   SDP_RETURN_IF_ERROR(in_.times->Begin(Lane::kDeliver, visit.step,
                                        {"deliver", visit.unit}, *stream_));
   SDP_RETURN_IF_ERROR(Bring(visit.unit, slot.data));

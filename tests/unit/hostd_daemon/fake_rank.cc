@@ -211,6 +211,7 @@ void TrainOnNothing(const FakeAttachment& attachment,
     report.end_ns = MonotonicNs();
     report.deliver_ns = report.compute_ns = report.reduce_ns = 1;
     report.drain_ns = report.stall_ns = 1;
+    report.offload_ns = report.offload_wait_ns = 1;
     report.times_ready.value.store(step + 1, std::memory_order_release);
   }
 }

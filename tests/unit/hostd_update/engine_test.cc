@@ -153,6 +153,8 @@ TEST(EngineTest, ReportsEachStepInOrderWithItsNumbers) {
     EXPECT_EQ(result.reduce_ns, 101);
     EXPECT_EQ(result.drain_ns, 1001);
     EXPECT_EQ(result.stall_ns, 10001);
+    EXPECT_EQ(result.offload_ns, 100001);
+    EXPECT_EQ(result.offload_wait_ns, 1000001);
     EXPECT_GT(result.update_ns, 0);
     EXPECT_GE(result.end_ns, result.begin_ns);
   }

@@ -359,6 +359,8 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
   report.reduce_ns = 100 + rank;
   report.drain_ns = 1000 + rank;
   report.stall_ns = 10000 + rank;
+  report.offload_ns = 100000 + rank;
+  report.offload_wait_ns = 1000000 + rank;
   report.times_ready.value.store(step + 1, std::memory_order_release);
   return true;
 }

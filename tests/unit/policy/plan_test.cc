@@ -1,34 +1,19 @@
 #include "policy/plan.h"
 
-#include <algorithm>
-#include <map>
 #include <set>
 
 #include "common/base/units.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "tests/testing/status_matchers.h"
-#include "tests/testing/tiny_model.h"
+#include "tests/unit/policy/problems.h"
 
 namespace slidedp::policy {
 namespace {
 
 using ::slidedp::testing::StatusIs;
 using ::testing::HasSubstr;
-
-Problem TinyProblem(int ranks, bool tied = false) {
-  testing::TinyModelOptions options;
-  options.tied = tied;
-  Problem problem;
-  problem.config = testing::TinyConfig(options);
-  problem.ranks = ranks;
-  problem.sequence_length = 32;
-  problem.batch_size = 4;
-  problem.micro_batch_size = 1;
-  return problem;
-}
 
 struct Case {
   int ranks;
@@ -168,38 +153,6 @@ TEST(DeviceBuffersTest, NamesAreUniqueAndSizesWholePages) {
   }
 }
 
-uint64_t Bytes(const std::vector<NamedBytes>& buffers,
-               const std::string& name) {
-  for (const NamedBytes& b : buffers) {
-    if (b.name == name) return b.bytes;
-  }
-  return 0;
-}
-
-uint64_t Needed(const Problem& problem, const Plan& plan) {
-  return GpuBytes(DeviceBuffers(problem.config,
-                                model::MakeStateLayout(problem.config), plan));
-}
-
-// The published sizes of Qwen3-8B; a micro-batch of 8 x 4096.
-Problem LargeProblem() {
-  Problem problem;
-  model::ModelConfig& c = problem.config;
-  c = testing::TinyConfig({});
-  c.hidden = 4096;
-  c.layers = 36;
-  c.heads = 32;
-  c.kv_heads = 8;
-  c.head_dim = 128;
-  c.intermediate = 12288;
-  c.vocab = 151936;
-  c.window.assign(36, 0);
-  problem.device = DeviceKind::kCuda;
-  problem.sequence_length = 4096;
-  problem.batch_size = problem.micro_batch_size = 8;
-  return problem;
-}
-
 TEST(DeviceBuffersTest, KeptSegmentsAreCountedToTheByte) {
   Problem problem = LargeProblem();
   problem.batch_size = 16;  // two micro-batches
@@ -258,74 +211,6 @@ TEST(DeviceBuffersTest, Float32ActivationsAreTwiceAsLarge) {
   }
 }
 
-TEST(KeepPlanTest, AnH200KeepsEveryLayerOfAnEightBillionModel) {
-  Problem problem = LargeProblem();
-  problem.device_memory_bytes = 134 * kGiB;
-  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
-  EXPECT_THAT(plan.keep, ::testing::Each(kKeepAll));
-  EXPECT_LE(Needed(problem, plan), problem.device_memory_bytes);
-}
-
-TEST(KeepPlanTest, AsManyOfTheLastLayersAsFitThenTheWindow) {
-  Problem problem = LargeProblem();
-  for (uint64_t gib : {60, 80, 100, 120, 200}) {
-    SCOPED_TRACE(gib);
-    problem.device_memory_bytes = gib * kGiB;
-    ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
-    EXPECT_LE(Needed(problem, plan), problem.device_memory_bytes);
-    EXPECT_TRUE(std::is_sorted(plan.keep.begin(), plan.keep.end()));
-    EXPECT_GE(plan.window_slots, 3);
-    // Neither one more slot nor, with the least window, one more layer.
-    if (plan.window_slots < 36) {
-      ++plan.window_slots;
-      EXPECT_GT(Needed(problem, plan), problem.device_memory_bytes);
-    }
-    const auto first = std::find(plan.keep.begin(), plan.keep.end(), kKeepAll);
-    if (first != plan.keep.begin()) {
-      *(first - 1) = kKeepAll;
-      plan.window_slots = 3;
-      EXPECT_GT(Needed(problem, plan), problem.device_memory_bytes);
-    } else {
-      EXPECT_GE(gib, 120u);
-    }
-  }
-  problem.window_slots = 4;
-  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
-  EXPECT_EQ(plan.window_slots, 4);
-}
-
-TEST(KeepPlanTest, UnknownMemoryKeepsWhatIsAskedFor) {
-  for (const auto device : {DeviceKind::kCpu, DeviceKind::kCuda}) {
-    Problem problem = TinyProblem(1);
-    problem.device = device;
-    ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
-    EXPECT_THAT(plan.keep, ::testing::ElementsAre(0, 0));
-    problem.kept_layers = 1;
-    problem.keep_mask = Bit(Segment::kMiddle);
-    ASSERT_OK_AND_ASSIGN(plan, MakePlan(problem));
-    EXPECT_THAT(plan.keep,
-                ::testing::ElementsAre(Bit(Segment::kMiddle), kKeepAll));
-  }
-}
-
-TEST(KeepPlanTest, WhatDoesNotFitIsRefusedWithItsBytes) {
-  Problem problem = LargeProblem();
-  problem.device_memory_bytes = 80 * kGiB;
-  problem.kept_layers = 36;
-  EXPECT_THAT(MakePlan(problem),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       ::testing::AllOf(HasSubstr("tuning.kept_layers = 36"),
-                                        HasSubstr("80.00 GiB may be used"))));
-  problem.kept_layers = 37;
-  EXPECT_THAT(MakePlan(problem),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("the model has 36 layers")));
-  problem.kept_layers.reset();
-  problem.device_memory_bytes = 20 * kGiB;
-  EXPECT_THAT(MakePlan(problem), StatusIs(absl::StatusCode::kInvalidArgument,
-                                          HasSubstr("micro_batch_size = 8")));
-}
-
 TEST(MakePlanTest, BatchIsSpreadOverRanksWithoutRemainder) {
   Problem problem = TinyProblem(3);
   problem.batch_size = 10;
@@ -369,11 +254,35 @@ TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
   }
 }
 
+TEST(MakePlanTest, AKindOfUnitMayHaveRoutesOfItsOwn) {
+  Problem problem = TinyProblem(2);
+  problem.params = ParamRoute::kSharded;
+  problem.grads = GradRoute::kGpuRoot;
+  problem.embedding.grads = GradRoute::kCpu;
+  problem.head.params = ParamRoute::kFull;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  EXPECT_EQ(plan.embedding.grads, GradRoute::kCpu);
+  EXPECT_EQ(plan.decoder.grads, GradRoute::kGpuRoot);
+  EXPECT_EQ(plan.head.params, ParamRoute::kFull);
+  EXPECT_EQ(plan.decoder.params, ParamRoute::kSharded);
+  problem.peer_access = false;
+  problem.params.reset();
+  problem.grads.reset();
+  problem.head.params = ParamRoute::kSharded;
+  EXPECT_THAT(MakePlan(problem),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("tuning.head_routes.params = sharded")));
+}
+
 TEST(WireTest, PlanSurvivesTheWire) {
   Problem problem = TinyProblem(3);
   problem.grads = GradRoute::kCpu;
   problem.reduce = ReduceDType::kBf16;
   problem.clipping = false;
+  problem.keep = {kKeepSelective, 0};
+  problem.offload_permille = {0, 300};
+  problem.stage_slots = 5;
+  problem.embedding.reduce = ReduceDType::kF32;
   ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
   ASSERT_OK_AND_ASSIGN(const Plan back, FromWire(ToWire(plan)));
   EXPECT_EQ(PlanHash(back), PlanHash(plan));
@@ -394,6 +303,10 @@ TEST(WireTest, IncompletePlansAreRefused) {
   wire.set_micro_batches(0);
   EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("micro_batches")));
+  wire = ToWire(plan);
+  wire.set_offload_permille(1, 1001);
+  EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("offload_permille = 1001")));
 }
 
 }  // namespace

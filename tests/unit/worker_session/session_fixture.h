@@ -30,6 +30,7 @@
 #include "gtest/gtest.h"
 #include "hostd/store/host_state.h"
 #include "hostd/update/engine.h"
+#include "policy/gpu_memory.h"
 #include "policy/plan.h"
 #include "policy/wire.h"
 #include "proto/control.grpc.pb.h"
@@ -265,12 +266,9 @@ class SessionTest : public ::testing::Test {
     v1::WorkerMessage ready = Next(stream);
     ASSERT_TRUE(ready.has_ready()) << ready.DebugString();
     EXPECT_EQ(ready.ready().dataset_sequences(), 32);
-    uint64_t device_bytes = 0;
-    for (const policy::NamedBytes& part :
-         policy::DeviceBuffers(config_, layout_, plan_)) {
-      device_bytes += part.bytes;
-    }
-    EXPECT_EQ(ready.ready().device_bytes(), device_bytes);
+    EXPECT_EQ(
+        ready.ready().device_bytes(),
+        policy::GpuBytes(policy::DeviceBuffers(config_, layout_, plan_)));
   }
   void MakeState() {
     absl::StatusOr<std::unique_ptr<hostd::HostState>> state =

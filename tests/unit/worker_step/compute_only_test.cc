@@ -1,6 +1,7 @@
 // A Trainer without a daemon: what benchmarks of compute alone run.
 #include <algorithm>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -70,6 +71,33 @@ TEST_F(ComputeOnlyTest, StepsRunWithoutSegmentsAndAreTimed) {
       EXPECT_GT(times[t].end_ns, times[t - 1].end_ns);
     }
   }
+}
+
+// Each micro-batch of each layer goes and comes once a step.
+TEST_F(ComputeOnlyTest, OffloadIsALaneOfItsOwn) {
+  problem_.keep = {policy::kKeepAll, 0, policy::kKeepAll};
+  problem_.offload_permille = {1000, 1000, 0};
+  trace::Recorder recorder(1024);
+  inputs_.recorder = &recorder;
+  ASSERT_OK_AND_ASSIGN(auto trainer, Make());
+  ASSERT_OK(trainer->Run(0, 2));
+  std::map<std::string, int> spans;
+  std::map<int, int> units;
+  for (const trace::Span& span : recorder.Snapshot()) {
+    EXPECT_LE(span.begin_ns, span.end_ns);
+    if (span.step != 1) continue;
+    ++spans[span.name];
+    if (span.lane == trace::Lane::kActivation) ++units[span.unit];
+  }
+  // Two micro-batches; two layers' inputs and one's other parts.
+  EXPECT_EQ(spans["offload"], 6);
+  EXPECT_EQ(spans["reload"], 6);
+  EXPECT_EQ(units[layout_.decoder_unit(0)], 8);
+  EXPECT_EQ(units[layout_.decoder_unit(1)], 4);
+  EXPECT_EQ(units.size(), 2u);
+  // Layer 0 waits for its slots and for layer 1's inputs.
+  EXPECT_EQ(spans["wait for a slot"], 2);
+  EXPECT_EQ(spans["wait for a reload"], 4);
 }
 
 TEST_F(ComputeOnlyTest, StepsDifferOnlyByTheirTokens) {

@@ -68,7 +68,11 @@ class DecoderTest : public ::testing::TestWithParam<bool> {
         model::RopeInverseFrequencies(config_);
     std::copy(frequencies.begin(), frequencies.end(),
               buffers->get<float>("rope"));
-    Decoder decoder(ops, config_, plan, *buffers);
+    const Activations activations =
+        Activations::Create(
+            {device.get(), &config_, &layout_, &plan, &*buffers, nullptr})
+            .value();
+    Decoder decoder(ops, config_, plan, activations, *buffers);
     const model::Unit& unit = layout_.units[layout_.decoder_unit(1)];
     std::vector<bf16> w;
     for (float value : Random(unit.count, 1)) {

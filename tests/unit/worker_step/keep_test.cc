@@ -45,7 +45,7 @@ TEST_F(KeepTest, AnyMixOverLayersGivesTheSameBits) {
     for (const std::vector<uint8_t>& mix : mixes) {
       SCOPED_TRACE(absl::StrCat(mix[0], " ", mix[1], " ", mix[2]));
       LocalJobOptions options = KeepOptions(tied);
-      options.keep = mix;
+      options.problem.keep = mix;
       ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
       ExpectSameBits(reference, result);
     }
@@ -59,7 +59,7 @@ TEST_F(KeepTest, RanksAndRoutesKeepTheirBits) {
     options.problem.ranks = 2;
     options.problem.grads = route;
     ASSERT_OK_AND_ASSIGN(const LocalJobResult reference, RunLocalJob(options));
-    options.keep = {Bit(Segment::kAttention), 0, kKeepAll};
+    options.problem.keep = {Bit(Segment::kAttention), 0, kKeepAll};
     ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
     ExpectSameBits(reference, result);
   }
@@ -71,7 +71,7 @@ TEST_F(KeepTest, RehearsalChangesNoBit) {
     for (const bool tied : {false, true}) {
       LocalJobOptions options = KeepOptions(tied);
       options.problem.ranks = ranks;
-      options.keep = {0, Bit(Segment::kMiddle), kKeepAll};
+      options.problem.keep = {0, Bit(Segment::kMiddle), kKeepAll};
       options.problem.head_chunk_tokens = 30;  // a smaller last chunk
       ASSERT_OK_AND_ASSIGN(const LocalJobResult reference,
                            RunLocalJob(options));
