@@ -190,8 +190,9 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     add(absl::StrCat("gradient.decoder.", i), 4 * grad);
     add(absl::StrCat("drain.decoder.", i), 2 * drain);
   }
-  add("tokens", 2 * 2 * m * t * 4);         // ids and labels, two steps
-  add("pinned.tokens", 2 * 2 * m * t * 4);  // their staging, host memory
+  const uint64_t batch_bytes = 4 * plan.batch_ints();
+  add("tokens", 2 * batch_bytes);         // of two steps
+  add("pinned.tokens", 2 * batch_bytes);  // their staging, host memory
   add("inputs", (config.layers + 1) * m * t * h * a);  // of every layer
   add("d_hidden", m * t * h * a);
   // One micro-batch in one layer, and what layers keep of each.

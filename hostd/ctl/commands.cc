@@ -214,6 +214,10 @@ ExitCode EstimateModel(const Context& context, const EstimateOptions& options) {
   } else {
     spec->set_device(v1::DEVICE_KIND_CUDA);
   }
+  for (v1::DataSource& source : *spec->mutable_sources()) {
+    source.set_path(
+        AbsolutePath(source.path(), context.environment.current_folder));
+  }
   absl::StatusOr<Estimate> estimate = MakeEstimate(
       AbsolutePath(options.model, context.environment.current_folder),
       *std::move(spec), context.environment.logical_cpus, gpu_memory_bytes);

@@ -28,6 +28,14 @@ class Decoder {
   Decoder(ops::Ops& ops, const model::ModelConfig& config,
           const policy::Plan& plan, const Buffers& buffers);
 
+  // Of the micro-batches, one after another, for what is enqueued from now on:
+  // ops::Documents' arrays, with Plan::micro_batch_documents() places. Null:
+  // not packed, as after construction.
+  void UseDocuments(const int32_t* first_rows, const int32_t* offsets) {
+    first_rows_ = first_rows;
+    offsets_ = offsets;
+  }
+
   // output [tokens, hidden] = layer(input).
   absl::Status Forward(int64_t layer, int64_t micro_batch,
                        const UnitWeights& weights, ops::ConstAct input,
@@ -57,22 +65,23 @@ class Decoder {
 
   Activations At(int64_t layer, int64_t micro_batch) const;
   // The segments in `mask`, in order, each from what precedes it.
-  absl::Status Compute(uint8_t mask, int64_t layer, const Activations& a,
-                       const UnitWeights& weights, ops::ConstAct input,
-                       device::Stream& stream);
+  absl::Status Compute(uint8_t mask, const ops::AttentionShape& shape,
+                       const Activations& a, const UnitWeights& weights,
+                       ops::ConstAct input, device::Stream& stream);
   absl::Status BackwardMlp(const Activations& a, bool has_post_norm,
                            const UnitWeights& weights, ops::Act d_hidden,
                            device::Stream& stream);
-  absl::Status BackwardAttention(int64_t layer, const Activations& a,
-                                 bool has_input_norm,
+  absl::Status BackwardAttention(const ops::AttentionShape& shape,
+                                 const Activations& a, bool has_input_norm,
                                  const UnitWeights& weights,
                                  ops::ConstAct input, ops::Act d_hidden,
                                  device::Stream& stream);
-  ops::AttentionShape Shape(int64_t layer) const;
+  ops::AttentionShape Shape(int64_t layer, int64_t micro_batch) const;
 
   ops::Ops& ops_;
   const model::ModelConfig& config_;
-  const int64_t batch_, sequence_, tokens_, micro_batches_;
+  const int64_t batch_, sequence_, tokens_, micro_batches_, documents_;
+  const int32_t *first_rows_ = nullptr, *offsets_ = nullptr;
   std::vector<Layer> layers_;
   void* scratch_[policy::kSegments];
   void* kept_[policy::kSegments];

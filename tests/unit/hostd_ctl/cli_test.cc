@@ -194,7 +194,7 @@ TEST_F(CliTest, DryRunShowsThePlanAndSubmitsNothing) {
   const Json& spec = json["spec"];
   EXPECT_EQ(spec["name"], "job");
   EXPECT_EQ(spec["model"], folder_.Sub("model"));
-  EXPECT_EQ(spec["data"], folder_.Sub("data.safetensors"));
+  EXPECT_EQ(spec["data"][0]["path"], folder_.Sub("data.safetensors"));
   EXPECT_EQ(spec["output"], folder_.Sub("out"));
   EXPECT_EQ(spec["dataset"]["sequences"], 64);  // 4096 tokens / 64
   EXPECT_EQ(spec["dataset"]["tokens"], 4096);
@@ -223,7 +223,8 @@ TEST_F(CliTest, RelativePathsStartAtTheCurrentFolder) {
                    "--set", "output=new/../out"});
   ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
   EXPECT_EQ(outcome.json()["spec"]["model"], folder_.Sub("model"));
-  EXPECT_EQ(outcome.json()["spec"]["data"], folder_.Sub("data.safetensors"));
+  EXPECT_EQ(outcome.json()["spec"]["data"][0]["path"],
+            folder_.Sub("data.safetensors"));
   EXPECT_EQ(outcome.json()["spec"]["output"], folder_.Sub("sub/out"));
 }
 
