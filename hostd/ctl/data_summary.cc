@@ -73,7 +73,8 @@ Json JsonData(const v1::JobSpec& spec) {
                            {"share", source.share},
                            {"passes_per_epoch", source.passes}});
   }
-  return Json{{"sources", std::move(sources)},
+  return Json{{"sequences", spec.dataset_sequences()},
+              {"sources", std::move(sources)},
               {"packing", spec.packing()},
               {"tokens_per_step", summary.tokens_per_step},
               {"labels_per_step", summary.labels_per_step},

@@ -32,6 +32,7 @@ def test_packed_documents_have_the_loss_of_each_alone(daemon, documents):
     losses = {}
     for packing in (True, False):
         spec = documents.spec(packing=packing, epochs=1, batch_size=64,
+                              compute_dtype="fp32",
                               output=str(documents.folder / f"{packing}"))
         del spec["steps"]
         step, = steps_of(daemon, daemon.submit(spec, "--wait"))
@@ -46,11 +47,11 @@ def test_a_mixture_is_read_alike_on_any_number_of_ranks(daemon, documents,
     ids = np.arange(240) % 256
     write_dataset(other, ids, np.ones(240), np.arange(11) * 24)
     runs = []
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2, 4) if documents.device == "cpu" else (1, 2):
         spec = documents.spec(
             data=[{"path": str(documents.data), "weight": 0.75},
                   {"path": str(other), "weight": 0.25}],
-            packing=True, ranks=ranks, max_tokens=300,
+            packing=True, ranks=ranks, max_tokens=300, compute_dtype="fp32",
             output=str(documents.folder / f"out{ranks}"))
         del spec["steps"]
         runs.append(steps_of(daemon, daemon.submit(spec, "--wait")))
