@@ -24,7 +24,6 @@ absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
   dataset.input_ids_ = std::move(file.input_ids);
   dataset.loss_mask_ = std::move(file.loss_mask);
   dataset.sequence_length_ = sequence_length;
-  dataset.documents_ = file.doc_offsets.size() - 1;
   dataset.table_ =
       SequenceTable(file.doc_offsets, file.stream, sequence_length, options);
   if (dataset.sequences() == 0) {

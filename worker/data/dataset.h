@@ -31,7 +31,6 @@ class Dataset {
   uint64_t sequences() const { return table_.size(); }
   // Of the file.
   uint64_t tokens() const { return input_ids_.size(); }
-  uint64_t documents() const { return documents_; }
   // Tokens and labels over all sequences, as Fill would give them: without what
   // is cut off.
   uint64_t used_tokens() const { return used_tokens_; }
@@ -66,7 +65,6 @@ class Dataset {
   std::vector<uint32_t> labels_;  // of each sequence
   int64_t sequence_length_ = 0;
   int64_t documents_per_sequence_ = 0;
-  uint64_t documents_ = 0;
   uint64_t used_tokens_ = 0;
   uint64_t valid_tokens_ = 0;
 };

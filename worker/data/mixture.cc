@@ -110,12 +110,6 @@ Mixture::Place Mixture::At(uint64_t position) const {
   return {datasets_[turn.dataset], samplers_[turn.dataset].At(nth)};
 }
 
-double Mixture::EpochSequences(size_t dataset) const {
-  if (!weighted()) return static_cast<double>(datasets_[dataset].sequences());
-  return static_cast<double>(sequences()) * shares_[dataset] /
-         static_cast<double>(window_.size());
-}
-
 uint64_t Mixture::PositionsOfTokens(uint64_t tokens) const {
   uint64_t position = 0, seen = 0;
   if (!weighted()) {  // every epoch has the same tokens

@@ -49,8 +49,6 @@ class Mixture {
   bool weighted() const { return !shares_.empty(); }
   uint64_t window() const { return window_.size(); }
   uint64_t share(size_t dataset) const { return shares_[dataset]; }
-  // Sequences of the data set in an epoch.
-  double EpochSequences(size_t dataset) const;
 
   // The fewest positions, from 0 on, whose sequences hold `tokens` tokens,
   // padding not counted.
