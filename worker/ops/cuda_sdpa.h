@@ -36,7 +36,7 @@ struct SdpaPointers {
   float* stats;
   const void* d_out;
   void *d_q, *d_k, *d_v;
-  RaggedRows rows;
+  RaggedRows rows = {};
 };
 
 class SdpaPlan {
