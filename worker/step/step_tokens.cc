@@ -88,12 +88,13 @@ void TrainerImpl::FillPseudoRandomBatch(uint64_t step) {
     batch_.ids[t] = next();
     batch_.labels[t] = next();
   }
-  batch_.first_rows.clear();
-  batch_.offsets.clear();
-  if (in_.plan->documents_per_sequence > 0) OneDocumentPerSequence();
+  OneDocumentPerSequence();
 }
 
 void TrainerImpl::OneDocumentPerSequence() {
+  batch_.first_rows.clear();
+  batch_.offsets.clear();
+  if (in_.plan->documents_per_sequence == 0) return;
   const int64_t length = in_.plan->sequence_length;
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
     const auto places = static_cast<int64_t>(batch_.offsets.size()) +

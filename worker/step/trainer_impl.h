@@ -71,6 +71,8 @@ class TrainerImpl : public Trainer {
   absl::Status Forget();
   // batch_, of the plan's size; every token is a label.
   void FillPseudoRandomBatch(uint64_t step);
+  // Of batch_, if the plan is for packed documents: padding, which comes last,
+  // may be of the document before it.
   void OneDocumentPerSequence();
   absl::StatusOr<StepTokens> UploadBatch(uint64_t step);  // batch_
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
