@@ -24,9 +24,17 @@ bool OnGpu(const NamedBytes& buffer) {
 // array of that size (measured: 8 bytes per token and query element).
 uint64_t AttentionWorkspaceBytes(const Problem& problem) {
   if (problem.deterministic) return kDeterministicWorkspaceBytes;
-  return 8 * static_cast<uint64_t>(problem.micro_batch_size) *
-         static_cast<uint64_t>(problem.sequence_length) *
-         static_cast<uint64_t>(problem.config.q_dim());
+  const auto tokens = static_cast<uint64_t>(problem.micro_batch_size) *
+                      static_cast<uint64_t>(problem.sequence_length);
+  if (problem.documents_per_sequence > 0) {
+    // Packed: the queries' gradients in rows of the fused buffer, those of keys
+    // and values in rows for every query head, all float32; two statistics.
+    const model::ModelConfig& config = problem.config;
+    const uint64_t group = config.heads / config.kv_heads;
+    const uint64_t rows = group == 1 ? 1 : 1 + 2 * group;
+    return tokens * 4 * (rows * config.qkv_dim() + 2 * config.heads);
+  }
+  return 8 * tokens * static_cast<uint64_t>(problem.config.q_dim());
 }
 
 // Of the largest matrix, as float32.

@@ -129,8 +129,9 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     add(absl::StrCat("gradient.decoder.", i), 4 * grad);
     add(absl::StrCat("drain.decoder.", i), 2 * drain);
   }
-  add("tokens", 2 * 2 * m * t * 4);         // ids and labels, two steps
-  add("pinned.tokens", 2 * 2 * m * t * 4);  // their staging, host memory
+  const uint64_t batch_bytes = 4 * plan.batch_ints();
+  add("tokens", 2 * batch_bytes);         // of two steps
+  add("pinned.tokens", 2 * batch_bytes);  // their staging, host memory
   // What layers keep of each micro-batch; a segment that some layer does not
   // keep is computed in a scratch.
   const ActivationLayout kept = LayOutActivations(config, plan);

@@ -113,6 +113,7 @@ uint64_t PlanHash(const Plan& plan) {
   add(plan.sequence_length);
   add(plan.micro_batch_size);
   add(plan.micro_batches);
+  add(plan.documents_per_sequence);
   add(plan.h2d_chunk_bytes);
   add(plan.d2h_chunk_bytes);
   add(plan.window_slots);
@@ -256,6 +257,13 @@ absl::StatusOr<Plan> MakePlan(const Problem& problem) {
   }
   plan.ring_chunks =
       problem.ring_chunks == 0 ? kDefaultRingChunks : problem.ring_chunks;
+  if (problem.documents_per_sequence < 0 ||
+      problem.documents_per_sequence > problem.sequence_length) {
+    return Invalid("documents_per_sequence", problem.documents_per_sequence,
+                   "out of range",
+                   absl::StrCat("choose 0 to ", problem.sequence_length));
+  }
+  plan.documents_per_sequence = problem.documents_per_sequence;
   plan.head_chunk_tokens = problem.head_chunk_tokens;
   if (plan.head_chunk_tokens < 0) {
     return Invalid("tuning.head_chunk_tokens", plan.head_chunk_tokens,

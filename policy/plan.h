@@ -60,6 +60,8 @@ struct Plan {
   int64_t sequence_length = 0;
   int64_t micro_batch_size = 0;  // sequences
   int64_t micro_batches = 0;     // per rank and step
+  // Of the fullest sequence, its padding counted as one; 0: not packed.
+  int64_t documents_per_sequence = 0;
   uint64_t h2d_chunk_bytes = 0;
   uint64_t d2h_chunk_bytes = 0;
   int window_slots = 2;      // decoder units on the device
@@ -80,6 +82,17 @@ struct Plan {
   const Routes& routes(model::UnitKind kind) const;
   int64_t micro_batch_tokens() const {
     return micro_batch_size * sequence_length;
+  }
+  int64_t micro_batch_documents() const {
+    return micro_batch_size * documents_per_sequence;
+  }
+  // What a rank uploads for a step, in int32: ids, labels and, packed, the
+  // micro-batches' ops::Documents, first rows before offsets.
+  int64_t batch_ints() const {
+    const int64_t arrays = documents_per_sequence == 0 ? 2 : 3;
+    const int64_t offsets =
+        documents_per_sequence == 0 ? 0 : micro_batch_documents() + 1;
+    return micro_batches * (arrays * micro_batch_tokens() + offsets);
   }
 };
 uint64_t PlanHash(const Plan& plan);
@@ -171,6 +184,7 @@ struct Problem {
   int64_t sequence_length = 0;
   int64_t batch_size = 0;
   int64_t micro_batch_size = 0;
+  int64_t documents_per_sequence = 0;  // as in Plan
   bool clipping = true;
   // The user's choices; unset: policy chooses.
   std::optional<ParamRoute> params;

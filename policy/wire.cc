@@ -176,6 +176,7 @@ v1::Plan ToWire(const Plan& plan) {
                                       : v1::COMPUTE_DTYPE_BF16);
   wire.set_deterministic(plan.deterministic);
   wire.set_gpu_memory_limit_bytes(plan.gpu_memory_limit_bytes);
+  wire.set_documents_per_sequence(plan.documents_per_sequence);
   wire.mutable_offload_permille()->Add(plan.offload_permille.begin(),
                                        plan.offload_permille.end());
   wire.set_stage_slots(plan.stage_slots);
@@ -231,6 +232,11 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   plan.sequence_length = static_cast<int64_t>(wire.sequence_length());
   plan.micro_batch_size = static_cast<int64_t>(wire.micro_batch_size());
   plan.micro_batches = static_cast<int64_t>(wire.micro_batches());
+  if (wire.documents_per_sequence() > wire.sequence_length()) {
+    return Bad("documents_per_sequence", wire.documents_per_sequence());
+  }
+  plan.documents_per_sequence =
+      static_cast<int64_t>(wire.documents_per_sequence());
   plan.h2d_chunk_bytes = wire.h2d_chunk_bytes();
   plan.d2h_chunk_bytes = wire.d2h_chunk_bytes();
   plan.window_slots = static_cast<int>(wire.window_slots());
@@ -263,6 +269,7 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
         Field{"sequence_length", spec.sequence_length()},
         Field{"batch_size", spec.batch_size()},
         Field{"micro_batch_size", spec.micro_batch_size()},
+        Field{"documents_per_sequence", spec.documents_per_sequence()},
         Field{"tuning.window_slots", spec.tuning().window_slots()},
         Field{"tuning.grad_slots", spec.tuning().grad_slots()},
         Field{"tuning.head_chunk_tokens", spec.tuning().head_chunk_tokens()},
@@ -284,6 +291,8 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
   problem.sequence_length = static_cast<int64_t>(spec.sequence_length());
   problem.batch_size = static_cast<int64_t>(spec.batch_size());
   problem.micro_batch_size = static_cast<int64_t>(spec.micro_batch_size());
+  problem.documents_per_sequence =
+      static_cast<int64_t>(spec.documents_per_sequence());
   problem.clipping = spec.has_max_grad_norm();
   SDP_ASSIGN_OR_RETURN(problem.params, FromWire(spec.routes().params()));
   SDP_ASSIGN_OR_RETURN(problem.grads, FromWire(spec.routes().grads()));

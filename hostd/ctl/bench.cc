@@ -25,8 +25,13 @@ constexpr uint64_t kMaxDatasetTokens = uint64_t{1} << 24;
 constexpr uint64_t kSeed = 1234;
 
 // What a benchmark sets itself.
-constexpr absl::string_view kOwnKeys[] = {
-    "model", "data", "output", "steps", "epochs", "random_weights_seed"};
+constexpr absl::string_view kOwnKeys[] = {"model",
+                                          "data",
+                                          "output",
+                                          "steps",
+                                          "epochs",
+                                          "max_tokens",
+                                          "random_weights_seed"};
 
 absl::Status CheckOptions(const BenchOptions& options) {
   for (const std::string& set : options.sets) {

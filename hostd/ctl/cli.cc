@@ -203,6 +203,8 @@ void AddSizes(CLI::App* verb, EstimateOptions& o) {
             help)
         ->type_name("VALUE");
   };
+  add("--data", "data", "A dataset: says what a step of it holds");
+  add("--packing", "packing", "true: several documents share a sequence");
   add("--ranks", "ranks", "Workers");
   add("--device", "device", "auto, cpu or cuda");
   verb->add_option("--gpu-memory", o.gpu_memory_gib,
@@ -233,7 +235,8 @@ void AddEstimate(CLI::App& app, CommandLine& line) {
   AddSizes(AddVerb(
                app, "estimate",
                "The memory a job takes, to the byte, from the model's "
-               "config.json; needs no daemon and no weights",
+               "config.json, and with --data what its steps hold; needs no "
+               "daemon and no weights",
                line, [&o](const Context& c) { return EstimateModel(c, o); },
                /*needs_socket=*/false),
            o);

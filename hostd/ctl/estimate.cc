@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "hostd/ctl/data_summary.h"
 #include "hostd/ctl/plan_file.h"
 #include "hostd/ctl/table.h"
 #include "policy/gpu_memory.h"
@@ -69,6 +70,9 @@ absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
   SDP_ASSIGN_OR_RETURN(ModelFacts facts, ReadModelFacts(model_folder));
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(facts, model_folder, spec));
   SDP_RETURN_IF_ERROR(ApplyPlanFile(facts.config.layers, spec));
+  if (!spec.sources().empty()) {
+    SDP_RETURN_IF_ERROR(ResolveData(facts, "estimate", spec).status());
+  }
   absl::StatusOr<PlannedBytes> bytes =
       PlanBytes(spec, facts, logical_cpus, gpu_memory_bytes);
   if (!bytes.ok()) return Annotate(bytes.status(), "estimate");
@@ -102,6 +106,9 @@ Json JsonEstimate(const Estimate& estimate) {
     json["gpu_memory_bytes"] = estimate.bytes.gpu_memory_bytes;
     json["gpu_allowance"] = JsonBytes(estimate.bytes.gpu_allowance);
   }
+  if (!estimate.spec.sources().empty()) {
+    json["data"] = JsonData(estimate.spec);
+  }
   return json;
 }
 
@@ -119,7 +126,9 @@ void PrintEstimate(const Estimate& estimate, bool headers, bool wide,
       << " x " << plan.micro_batch_size << " a rank, routes "
       << text(policy::Name(plan.decoder.params)) << "/"
       << text(policy::Name(plan.decoder.grads)) << "/"
-      << text(policy::Name(plan.decoder.reduce)) << "\n\n";
+      << text(policy::Name(plan.decoder.reduce)) << "\n";
+  if (!estimate.spec.sources().empty()) PrintData(estimate.spec, out);
+  out << "\n";
   PrintBytes("HOST SEGMENT", estimate.bytes.host, estimate.parameters, headers,
              color, out);
   out << "\n";

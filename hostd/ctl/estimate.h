@@ -17,7 +17,8 @@ struct Estimate {
   PlannedBytes bytes;
 };
 
-// `spec` has the sizes and a resolved device; its sequence_length may be 0.
+// `spec` has the sizes and a resolved device; its sequence_length may be 0. Its
+// sources, if any, have absolute paths, and are read.
 // `gpu_memory_bytes`: of each GPU. No weights are opened.
 absl::StatusOr<Estimate> MakeEstimate(const std::string& model_folder,
                                       v1::JobSpec spec, int logical_cpus,

@@ -47,6 +47,9 @@ Outcome EstimateOf(const Context& context, const char* verb,
     }
     model = AbsolutePath(spec->model(), environment.current_folder);
   }
+  for (v1::DataSource& source : *spec->mutable_sources()) {
+    source.set_path(AbsolutePath(source.path(), environment.current_folder));
+  }
   if (!spec->plan().empty()) {
     spec->set_plan(AbsolutePath(spec->plan(), environment.current_folder));
   }

@@ -3,7 +3,9 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "hostd/ctl/layer_choice.h"
+#include "worker/data/mixture.h"
 
 namespace slidedp::ctl {
 namespace {
@@ -17,6 +19,8 @@ constexpr uint64_t kMaxRanks = 64;
 constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
 constexpr uint64_t kMaxBatch = uint64_t{1} << 20;
 constexpr uint64_t kMaxSteps = 1'000'000'000;
+constexpr uint64_t kMaxTokens = uint64_t{1} << 48;
+constexpr size_t kMaxSources = 64;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
 constexpr uint64_t kMaxThreads = 4096;
 
@@ -75,18 +79,79 @@ Read Word(std::vector<std::pair<std::string, Enum>> choices, Set set) {
       };
 }
 
+std::optional<Problem> ReadPath(const YamlNode& node, std::string& path) {
+  if (auto problem = ReadText(node, kMaxPathBytes, path)) return problem;
+  if (path[0] == '~') {
+    return Problem{"~ is not expanded in a job file", "write the folder out"};
+  }
+  return std::nullopt;
+}
+
 template <typename Set>
 Read Path(Set set) {
-  return [=](const YamlNode& node,
-             v1::JobSpec& spec) -> std::optional<Problem> {
-    std::string path;
-    if (auto problem = ReadText(node, kMaxPathBytes, path)) return problem;
-    if (path[0] == '~') {
-      return Problem{"~ is not expanded in a job file", "write the folder out"};
+  return
+      [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
+        std::string path;
+        if (auto problem = ReadPath(node, path)) return problem;
+        set(spec, std::move(path));
+        return std::nullopt;
+      };
+}
+
+// An entry of `data`: a path, or {path, weight}.
+std::optional<Problem> ReadSource(const YamlNode& node,
+                                  v1::DataSource& source) {
+  const YamlNode* path = &node;
+  if (node.kind == YamlNode::Kind::kMap) {
+    for (const YamlMember& member : node.members) {
+      if (member.key != "path" && member.key != "weight") {
+        return Problem{absl::StrCat("unknown key ", Printable(member.key, 80)),
+                       "a data set has path and weight"};
+      }
     }
-    set(spec, std::move(path));
-    return std::nullopt;
-  };
+    path = node.Find("path");
+    if (path == nullptr) {
+      return Problem{"has no path", "write {path: FILE, weight: NUMBER}"};
+    }
+    if (const YamlNode* weight = node.Find("weight"); weight != nullptr) {
+      double value = 0;
+      if (auto problem =
+              ReadReal(*weight, {data::kLeastWeight, data::kLargestWeight},
+                       "0.5", value)) {
+        return Problem{
+            absl::StrCat("weight ", Describe(*weight), ": ", problem->what),
+            problem->remedy};
+      }
+      source.set_weight(value);
+    }
+  }
+  return ReadPath(*path, *source.mutable_path());
+}
+
+std::optional<Problem> ReadSources(const YamlNode& node, v1::JobSpec& spec) {
+  spec.clear_sources();
+  if (node.kind != YamlNode::Kind::kSequence) {
+    return ReadSource(node, *spec.add_sources());
+  }
+  if (node.items.empty() || node.items.size() > kMaxSources) {
+    return Problem{absl::StrCat("names ", node.items.size(), " data sets"),
+                   absl::StrCat("name 1 to ", kMaxSources)};
+  }
+  for (size_t i = 0; i < node.items.size(); ++i) {
+    v1::DataSource& source = *spec.add_sources();
+    if (auto problem = ReadSource(node.items[i], source)) {
+      problem->what = absl::StrCat("entry ", i + 1, ": ", problem->what);
+      return problem;
+    }
+    if ((source.weight() > 0) != (spec.sources(0).weight() > 0)) {
+      return Problem{
+          absl::StrCat("entry ", i + 1,
+                       ": a weight is given for some of the "
+                       "data sets only"),
+          "give all of them a weight, or none: they are then joined"};
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<Problem> ReadName(const YamlNode& node, v1::JobSpec& spec) {
@@ -191,7 +256,8 @@ std::vector<JobField> MakeFields() {
       {"model", "/path/to/model", "Hugging Face model folder; required",
        Path(SDP_SET(set_model))},
       {"data", "/path/to/data.safetensors",
-       "dataset made by slidedp-prepare; required", Path(SDP_SET(set_data))},
+       "dataset made by slidedp-prepare, or a list of {path, weight}; required",
+       ReadSources},
       {"output", "/path/to/output",
        "folder for the trained model: absent or empty; may be left out with "
        "random_weights_seed only",
@@ -209,13 +275,22 @@ std::vector<JobField> MakeFields() {
        "tokens; null: 1024, or the model's longest if that is less",
        Integer(2, kMaxSequenceLength, "1024", SDP_SET(set_sequence_length),
                true)},
+      {"packing", "false",
+       "true: several documents share a sequence, apart from each other",
+       Word<bool>({{"false", false}, {"true", true}}, SDP_SET(set_packing))},
+      {"long_documents", "split", "longer than a sequence: split, truncate",
+       Word<v1::LongDocuments>({{"split", v1::LONG_DOCUMENTS_SPLIT},
+                                {"truncate", v1::LONG_DOCUMENTS_TRUNCATE}},
+                               SDP_SET(set_long_documents))},
       {"batch_size", "8", "sequences a step, all ranks together",
        Integer(1, kMaxBatch, "8", SDP_SET(set_batch_size))},
       {"micro_batch_size", "1", "sequences that a rank computes at once",
        Integer(1, kMaxBatch, "1", SDP_SET(set_micro_batch_size))},
-      {"steps", "null", "optimizer steps; this or epochs",
+      {"steps", "null", "optimizer steps; this, epochs or max_tokens",
        Integer(1, kMaxSteps, "100", SDP_SET(set_steps), true)},
       {"epochs", "3", "passes over the data", ReadEpochs},
+      {"max_tokens", "null", "the last step reaches it, padding not counted",
+       Integer(1, kMaxTokens, "1000000000", SDP_SET(set_max_tokens), true)},
       {"optimizer.lr", "5e-5", "peak learning rate",
        Real({0, 10, true}, "5e-5", SDP_SET_IN(optimizer, set_lr))},
       {"optimizer.beta1", "0.9", "",
@@ -237,7 +312,7 @@ std::vector<JobField> MakeFields() {
        Real({0, 1}, "0.1", SDP_SET_IN(schedule, set_min_lr_ratio))},
       {"max_grad_norm", "1.0", "null: no clipping, updates during backward",
        ReadMaxGradNorm},
-      {"seed", "42", "of the data order",
+      {"seed", "42", "of the order of the data",
        Integer(0, kAny64, "42", SDP_SET(set_seed))},
       {"routes.params", "auto", "auto, full, sharded",
        Word<v1::ParamRoute>({{"auto", v1::PARAM_ROUTE_UNSPECIFIED},

@@ -160,6 +160,11 @@ absl::Status ReadTree(const YamlNode& root, const Origin& origin,
   return absl::OkStatus();
 }
 
+// Which of the three say how long to train.
+bool IsLength(absl::string_view key) {
+  return key == "steps" || key == "epochs" || key == "max_tokens";
+}
+
 struct Setting {
   std::string key;
   std::string value;
@@ -199,8 +204,11 @@ absl::Status ApplySetting(const Setting& setting, v1::JobSpec& spec) {
   if (field == nullptr) return ReadGroup(setting.key, value, 0, origin, spec);
   SDP_RETURN_IF_ERROR(ReadField(*field, value, 0, origin, spec));
   // The command line's choice of how long to train replaces the file's.
-  if (setting.key == "steps" && spec.steps() > 0) spec.clear_epochs();
-  if (setting.key == "epochs" && spec.epochs() > 0) spec.clear_steps();
+  const bool chosen =
+      IsLength(setting.key) && value.kind != YamlNode::Kind::kNull;
+  if (chosen && setting.key != "steps") spec.clear_steps();
+  if (chosen && setting.key != "epochs") spec.clear_epochs();
+  if (chosen && setting.key != "max_tokens") spec.clear_max_tokens();
   return absl::OkStatus();
 }
 
@@ -233,18 +241,22 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(absl::string_view text,
   v1::JobSpec spec = DefaultJobSpec();
   SDP_ASSIGN_OR_RETURN(YamlNode root, ParseYaml(text, file));
   SDP_RETURN_IF_ERROR(ReadTree(root, Origin{file}, spec));
-  const bool both_in_file = spec.steps() > 0 && spec.epochs() > 0;
+  const int lengths_in_file =
+      (spec.steps() > 0) + (spec.epochs() > 0) + (spec.max_tokens() > 0);
   bool settled = false;
   for (const std::string& text_of_setting : sets) {
     SDP_ASSIGN_OR_RETURN(Setting setting, SplitSetting(text_of_setting));
     SDP_RETURN_IF_ERROR(ApplySetting(setting, spec));
-    settled = settled || setting.key == "steps" || setting.key == "epochs";
+    settled = settled || IsLength(setting.key);
   }
-  if (both_in_file && !settled) {
-    const YamlNode* steps = root.Find("steps");
+  if (lengths_in_file > 1 && !settled) {
+    const char* key = spec.steps() > 0 ? "steps" : "max_tokens";
+    const YamlNode* node = root.Find(key);
     return Origin{file}.Error(
-        "steps", steps->line, Describe(*steps),
-        {"given together with epochs", "keep one of the two"});
+        key, node->line, Describe(*node),
+        {absl::StrCat("given together with ",
+                      spec.epochs() > 0 ? "epochs" : "max_tokens"),
+         "keep one of them"});
   }
   return spec;
 }

@@ -87,6 +87,20 @@ Json JsonRoutes(const v1::Routes& routes) {
               {"reduce", Word(routes.reduce())}};
 }
 
+Json JsonSources(const v1::JobSpec& spec) {
+  Json sources = Json::array();
+  for (const v1::DataSource& source : spec.sources()) {
+    sources.push_back(Json{
+        {"path", source.path()},
+        {"weight", source.weight() > 0 ? Json(source.weight()) : Json(nullptr)},
+        {"sequences", source.sequences()},
+        {"tokens", source.tokens()},
+        {"used_tokens", source.used_tokens()},
+        {"valid_tokens", source.valid_tokens()}});
+  }
+  return sources;
+}
+
 }  // namespace
 
 Json JsonSpec(const v1::JobSpec& spec) {
@@ -94,7 +108,11 @@ Json JsonSpec(const v1::JobSpec& spec) {
   return Json{
       {"name", spec.name()},
       {"model", spec.model()},
-      {"data", spec.data()},
+      {"data", JsonSources(spec)},
+      {"packing", spec.packing()},
+      {"long_documents", spec.long_documents() == v1::LONG_DOCUMENTS_TRUNCATE
+                             ? "truncate"
+                             : "split"},
       {"output", spec.output()},
       {"plan", spec.plan().empty() ? Json(nullptr) : Json(spec.plan())},
       {"ranks", spec.ranks()},
@@ -104,6 +122,8 @@ Json JsonSpec(const v1::JobSpec& spec) {
       {"micro_batch_size", spec.micro_batch_size()},
       {"steps", spec.steps()},
       {"epochs", spec.epochs() > 0 ? Json(spec.epochs()) : Json(nullptr)},
+      {"max_tokens",
+       spec.max_tokens() > 0 ? Json(spec.max_tokens()) : Json(nullptr)},
       {"optimizer",
        {{"lr", spec.optimizer().lr()},
         {"beta1", spec.optimizer().beta1()},
@@ -167,6 +187,7 @@ Json JsonPlan(const v1::Plan& plan) {
       {"sequence_length", plan.sequence_length()},
       {"micro_batch_size", plan.micro_batch_size()},
       {"micro_batches", plan.micro_batches()},
+      {"documents_per_sequence", plan.documents_per_sequence()},
       {"h2d_chunk_bytes", plan.h2d_chunk_bytes()},
       {"d2h_chunk_bytes", plan.d2h_chunk_bytes()},
       {"window_slots", plan.window_slots()},

@@ -5,18 +5,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/fd.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/model/output.h"
 #include "common/model/source.h"
+#include "hostd/ctl/data_summary.h"
 #include "hostd/ctl/plan_file.h"
 #include "policy/gpu_memory.h"
 #include "policy/wire.h"
-#include "worker/data/dataset.h"
+#include "worker/data/job_data.h"
+#include "worker/data/step_batch.h"
 
 namespace slidedp::ctl {
 namespace {
+
+// From here on the padding is worth a word.
+constexpr double kMuchPadding = 0.25;
 
 absl::Status Missing(absl::string_view file, absl::string_view field,
                      absl::string_view remedy) {
@@ -27,7 +33,7 @@ absl::Status CheckRequired(const v1::JobSpec& spec, absl::string_view file) {
   if (spec.model().empty()) {
     return Missing(file, "model", "give a Hugging Face model folder");
   }
-  if (spec.data().empty()) {
+  if (spec.sources().empty()) {
     return Missing(file, "data", "give a dataset made by slidedp-prepare");
   }
   if (spec.output().empty() && !spec.has_random_weights_seed()) {
@@ -50,7 +56,9 @@ std::string NameFromFile(const std::string& file) {
 
 void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
   spec.set_model(AbsolutePath(spec.model(), context.current_folder));
-  spec.set_data(AbsolutePath(spec.data(), context.current_folder));
+  for (v1::DataSource& source : *spec.mutable_sources()) {
+    source.set_path(AbsolutePath(source.path(), context.current_folder));
+  }
   if (!spec.output().empty()) {
     spec.set_output(AbsolutePath(spec.output(), context.current_folder));
   }
@@ -86,11 +94,14 @@ absl::Status CheckOutput(const v1::JobSpec& spec, absl::string_view file) {
                   absl::StrCat(file, ": output"));
 }
 
-absl::Status ResolveSteps(absl::string_view file, v1::JobSpec& spec) {
+absl::Status ResolveSteps(const data::Mixture& data, absl::string_view file,
+                          v1::JobSpec& spec) {
   if (spec.steps() == 0) {
-    if (spec.epochs() == 0) spec.set_epochs(3);
+    if (spec.epochs() == 0 && spec.max_tokens() == 0) spec.set_epochs(3);
     uint64_t positions =
-        data::EpochPositions(spec.epochs(), spec.dataset_sequences());
+        spec.max_tokens() > 0
+            ? data.PositionsOfTokens(spec.max_tokens())
+            : data::EpochPositions(spec.epochs(), spec.dataset_sequences());
     spec.set_steps(
         std::max<uint64_t>(1, CeilDiv(positions, spec.batch_size())));
   }
@@ -110,6 +121,24 @@ void AddWarnings(const v1::JobSpec& spec, std::vector<std::string>& warnings) {
         "the dataset has ", spec.dataset_sequences(), " sequences of ",
         spec.sequence_length(), " tokens and batch_size is ", spec.batch_size(),
         ": every step sees some of them more than once"));
+  }
+  const DataSummary summary = SummarizeData(spec);
+  if (!spec.packing() && summary.padding_share > kMuchPadding) {
+    warnings.push_back(absl::StrFormat(
+        "%.0f%% of what is computed is padding: packing: true would put the "
+        "documents of %d sequences into about %d (batch_size counts "
+        "sequences, so it should then be lower)",
+        100 * summary.padding_share, spec.dataset_sequences(),
+        summary.fewest_sequences));
+  }
+  for (const v1::DataSource& source : spec.sources()) {
+    if (spec.long_documents() == v1::LONG_DOCUMENTS_TRUNCATE &&
+        source.used_tokens() < source.tokens()) {
+      warnings.push_back(absl::StrCat(source.path(),
+                                      ": long_documents: truncate leaves out ",
+                                      source.tokens() - source.used_tokens(),
+                                      " of ", source.tokens(), " tokens"));
+    }
   }
   if (spec.batch_size() < spec.ranks() * spec.micro_batch_size()) {
     warnings.push_back(absl::StrCat(
@@ -191,6 +220,29 @@ absl::Status ResolveSequenceLength(const ModelFacts& facts,
   return absl::OkStatus();
 }
 
+absl::StatusOr<data::Mixture> ResolveData(const ModelFacts& facts,
+                                          absl::string_view file,
+                                          v1::JobSpec& spec) {
+  absl::StatusOr<data::Mixture> data =
+      data::OpenJobData(spec, facts.config.vocab);
+  if (!data.ok()) {
+    return Annotate(data.status(), absl::StrCat(file, ": data"));
+  }
+  for (int i = 0; i < spec.sources_size(); ++i) {
+    const data::Dataset& dataset = data->datasets()[i];
+    v1::DataSource& source = *spec.mutable_sources(i);
+    source.set_sequences(dataset.sequences());
+    source.set_tokens(dataset.tokens());
+    source.set_used_tokens(dataset.used_tokens());
+    source.set_valid_tokens(dataset.valid_tokens());
+  }
+  spec.set_dataset_sequences(data->sequences());
+  spec.set_dataset_tokens(data->tokens());
+  spec.set_dataset_valid_tokens(data->valid_tokens());
+  spec.set_documents_per_sequence(data->documents_per_sequence());
+  return data;
+}
+
 absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
                                        const ResolveContext& context) {
   SDP_RETURN_IF_ERROR(CheckRequired(spec, context.file));
@@ -223,15 +275,16 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
     SDP_RETURN_IF_ERROR(CheckOutput(spec, context.file));
   }
 
-  absl::StatusOr<data::Dataset> dataset = data::Dataset::Open(
-      spec.data(), spec.sequence_length(), job.model.config.vocab);
-  if (!dataset.ok()) {
-    return Annotate(dataset.status(), absl::StrCat(context.file, ": data"));
+  absl::StatusOr<data::Mixture> data =
+      ResolveData(job.model, context.file, spec);
+  if (!data.ok()) return data.status();
+  if (spec.packing()) {  // the documents' table takes a little memory
+    bytes = PlanBytes(spec, job.model, context.logical_cpus,
+                      chosen.gpu_memory_bytes);
+    if (!bytes.ok()) return Annotate(bytes.status(), context.file);
+    job.bytes = *std::move(bytes);
   }
-  spec.set_dataset_sequences(dataset->sequences());
-  spec.set_dataset_tokens(dataset->tokens());
-  spec.set_dataset_valid_tokens(dataset->valid_tokens());
-  SDP_RETURN_IF_ERROR(ResolveSteps(context.file, spec));
+  SDP_RETURN_IF_ERROR(ResolveSteps(*data, context.file, spec));
   AddWarnings(spec, job.warnings);
   spec.set_model_config_json(job.model.config_json);
   job.spec = std::move(spec);

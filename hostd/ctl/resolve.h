@@ -13,6 +13,7 @@
 #include "hostd/ctl/device.h"
 #include "policy/plan.h"
 #include "proto/job.pb.h"
+#include "worker/data/mixture.h"
 
 namespace slidedp::ctl {
 
@@ -65,6 +66,12 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
 // model's longest is an error.
 absl::Status ResolveSequenceLength(const ModelFacts& facts,
                                    absl::string_view file, v1::JobSpec& spec);
+
+// Opens the spec's sources, whose paths are absolute, and fills in their counts
+// and totals. The sequence length is resolved.
+absl::StatusOr<data::Mixture> ResolveData(const ModelFacts& facts,
+                                          absl::string_view file,
+                                          v1::JobSpec& spec);
 
 // `path` made absolute from `current_folder`, without "." and "..".
 std::string AbsolutePath(const std::string& path,

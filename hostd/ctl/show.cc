@@ -87,9 +87,16 @@ void PrintShow(const v1::GetReply& reply, std::ostream& out) {
   lines.Add("elapsed", ElapsedText(info, UnixMicros()));
   lines.Add("eta", EtaText(info));
   lines.Add("model", spec.model());
-  lines.Add("data",
-            absl::StrCat(spec.data(), " (", spec.dataset_sequences(),
-                         " sequences of ", spec.sequence_length(), ")"));
+  for (const v1::DataSource& source : spec.sources()) {
+    lines.Add(
+        "data",
+        absl::StrCat(source.path(), " (", source.sequences(), " sequences of ",
+                     spec.sequence_length(), spec.packing() ? ", packed" : "",
+                     source.weight() > 0
+                         ? absl::StrCat(", weight ", source.weight())
+                         : std::string(),
+                     ")"));
+  }
   lines.Add("output", spec.output());
   lines.Add("batch", absl::StrCat(spec.batch_size(), " sequences, micro-batch ",
                                   spec.micro_batch_size(), ", ", spec.ranks(),

@@ -189,8 +189,8 @@ void JobRun::OnLoaded(const absl::Status& status) {
 void JobRun::OnReady(uint32_t rank, const v1::Ready& ready) {
   if (ready.dataset_sequences() != job_.spec.dataset_sequences()) {
     FailRank(rank,
-             absl::StrCat("found ", ready.dataset_sequences(), " sequences in ",
-                          job_.spec.data(), ", there were ",
+             absl::StrCat("found ", ready.dataset_sequences(),
+                          " sequences in the job's data, there were ",
                           job_.spec.dataset_sequences(),
                           " at submission: the file has changed"),
              /*refinable=*/false);

@@ -19,6 +19,8 @@ constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
 constexpr uint64_t kMaxBatchSize = uint64_t{1} << 20;
 constexpr uint64_t kMaxSteps = 1'000'000'000;
 constexpr uint64_t kMaxDatasetTokens = uint64_t{1} << 48;
+constexpr int kMaxSources = 64;
+constexpr double kLeastWeight = 1e-6, kLargestWeight = 1e6;
 // Chunks of all ranks in one step: what the schedule may take of our memory.
 constexpr uint64_t kMaxChunksPerStep = uint64_t{1} << 20;
 
@@ -78,8 +80,15 @@ std::string UnknownFieldIn(const google::protobuf::Message& message,
   reflection->ListFields(message, &fields);
   for (const google::protobuf::FieldDescriptor* field : fields) {
     if (field->cpp_type() !=
-            google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE ||
-        field->is_repeated()) {
+        google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) {
+      continue;
+    }
+    if (field->is_repeated()) {
+      for (int i = 0; i < reflection->FieldSize(message, field); ++i) {
+        std::string inner = UnknownFieldIn(
+            reflection->GetRepeatedMessage(message, field, i), field->name());
+        if (!inner.empty()) return inner;
+      }
       continue;
     }
     std::string inner =
@@ -98,6 +107,9 @@ absl::Status CheckEnum(absl::string_view field, int value, bool known) {
 absl::Status CheckEnums(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(CheckEnum("device", spec.device(),
                                 v1::DeviceKind_IsValid(spec.device())));
+  SDP_RETURN_IF_ERROR(
+      CheckEnum("long_documents", spec.long_documents(),
+                v1::LongDocuments_IsValid(spec.long_documents())));
   SDP_RETURN_IF_ERROR(CheckEnum("launch", spec.launch(),
                                 v1::LaunchKind_IsValid(spec.launch())));
   SDP_RETURN_IF_ERROR(
@@ -145,6 +157,43 @@ absl::Status CheckTraining(const v1::JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSources(const v1::JobSpec& spec) {
+  if (spec.sources().empty() || spec.sources_size() > kMaxSources) {
+    return Bad("data", absl::StrCat(spec.sources_size(), " data sets"),
+               "out of range", absl::StrCat("name 1 to ", kMaxSources));
+  }
+  uint64_t sequences = 0, tokens = 0, labels = 0;
+  const bool weighted = spec.sources(0).weight() != 0;
+  for (int i = 0; i < spec.sources_size(); ++i) {
+    const v1::DataSource& source = spec.sources(i);
+    const std::string field = absl::StrCat("data[", i, "]");
+    SDP_RETURN_IF_ERROR(CheckPath(absl::StrCat(field, ".path"), source.path()));
+    SDP_RETURN_IF_ERROR(CheckNumber(
+        absl::StrCat(field, ".weight"), source.weight(),
+        weighted ? kLeastWeight : 0, weighted ? kLargestWeight : 0));
+    SDP_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".sequences"),
+                                   source.sequences(), 1, kMaxDatasetTokens));
+    SDP_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".tokens"),
+                                   source.tokens(), 1, kMaxDatasetTokens));
+    SDP_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".used_tokens"),
+                                   source.used_tokens(), 1, source.tokens()));
+    SDP_RETURN_IF_ERROR(CheckCount(absl::StrCat(field, ".valid_tokens"),
+                                   source.valid_tokens(), 1,
+                                   source.used_tokens()));
+    sequences += source.sequences();
+    tokens += source.tokens();
+    labels += source.valid_tokens();
+  }
+  if (sequences != spec.dataset_sequences() ||
+      tokens != spec.dataset_tokens() ||
+      labels != spec.dataset_valid_tokens()) {
+    return Bad("dataset_sequences", absl::StrCat(spec.dataset_sequences()),
+               "the totals are not those of the data sets",
+               "let slidedpctl submit it");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckDataset(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(CheckCount("dataset_sequences", spec.dataset_sequences(),
                                  1, kMaxDatasetTokens));
@@ -152,11 +201,18 @@ absl::Status CheckDataset(const v1::JobSpec& spec) {
                                  kMaxDatasetTokens));
   if (spec.dataset_valid_tokens() == 0) {
     return Bad("dataset_valid_tokens", "0",
-               absl::StrCat("no token of ", spec.data(), " counts in the loss"),
+               "no token of the data counts in the loss",
                "look at the samples that slidedp-prepare prints");
   }
-  return CheckCount("dataset_valid_tokens", spec.dataset_valid_tokens(), 1,
-                    spec.dataset_tokens());
+  SDP_RETURN_IF_ERROR(CheckCount("dataset_valid_tokens",
+                                 spec.dataset_valid_tokens(), 1,
+                                 spec.dataset_tokens()));
+  SDP_RETURN_IF_ERROR(
+      CheckCount("max_tokens", spec.max_tokens(), 0, kMaxDatasetTokens));
+  SDP_RETURN_IF_ERROR(CheckCount(
+      "documents_per_sequence", spec.documents_per_sequence(),
+      spec.packing() ? 1 : 0, spec.packing() ? spec.sequence_length() : 0));
+  return CheckSources(spec);
 }
 
 }  // namespace
@@ -170,7 +226,6 @@ absl::Status CheckFields(const v1::JobSpec& spec) {
   }
   SDP_RETURN_IF_ERROR(CheckText("name", spec.name(), kMaxNameBytes));
   SDP_RETURN_IF_ERROR(CheckPath("model", spec.model()));
-  SDP_RETURN_IF_ERROR(CheckPath("data", spec.data()));
   // Only what can be made again may be dropped.
   if (!spec.output().empty() || !spec.has_random_weights_seed()) {
     SDP_RETURN_IF_ERROR(CheckPath("output", spec.output()));

@@ -5,7 +5,7 @@ import datetime
 import os
 import sys
 
-from . import dataset, formats, samples
+from . import dataset, formats, samples, sequences
 from .errors import InputError
 from .model_folder import ModelFolder
 
@@ -37,9 +37,10 @@ def _parse(arguments):
                         choices=("auto", *formats.FORMATS),
                         help="auto: by name and first record, each file")
     parser.add_argument("--layout", choices=dataset.LAYOUTS,
-                        help="stream: documents joined and cut evenly (default"
-                        " for text, jsonl); documents: one a sequence (default"
-                        " for chat, alpaca)")
+                        help="what a job without packing does. stream: documents"
+                        " joined and cut evenly (default for text, jsonl);"
+                        " documents: one a sequence (default for chat,"
+                        " alpaca)")
     parser.add_argument("--eval-fraction", type=_fraction, metavar="F",
                         help="hold back this part, 0 < F < 1")
     parser.add_argument("--eval-output", metavar="FILE",
@@ -47,7 +48,8 @@ def _parse(arguments):
     parser.add_argument("--max-tokens", type=_positive, metavar="N",
                         help="stop after N tokens")
     parser.add_argument("--sequence-length", type=_positive, metavar="N",
-                        help="report documents that a job of this length cuts")
+                        help="report what a job of this length makes of it,"
+                        " packed and not")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the choice what is held back (default 0)")
     parser.add_argument("--date", type=datetime.datetime.fromisoformat,
@@ -103,7 +105,8 @@ def _run(options):
         dataset.write(path, part, layout, _metadata(options, kinds, model,
                                                     part))
         if not options.quiet:
-            print(label + _counts(part, options.sequence_length, layout))
+            for line in _counts(part, options.sequence_length, layout):
+                print(label + line)
             print(f"{label}wrote {path}")
     empty = 0 if options.max_tokens is not None else read - len(documents)
     if empty and not options.quiet:
@@ -142,19 +145,21 @@ def _show_samples(documents, model):
 def _counts(documents, sequence_length, layout):
     tokens = sum(len(d.ids) for d in documents)
     labels = sum(d.labels for d in documents)
-    text = f"{len(documents)} documents, {tokens} tokens, {labels} labels"
+    lengths = [len(d.ids) for d in documents]
+    lines = [f"{len(documents)} documents, {tokens} tokens, {labels} labels",
+             sequences.describe_lengths(lengths)]
     if sequence_length is None:
-        return text
-    if layout == "stream":
-        return (f"{text}, {tokens // sequence_length} sequences of"
-                f" {sequence_length}")
-    longer = [d for d in documents if len(d.ids) > sequence_length]
-    bare = sum(not d.mask[1:sequence_length].any() for d in documents)
-    text += (f", {len(longer)} documents longer than {sequence_length} (cut"
-             " there)")
-    if bare:
-        text += f", {bare} of all without a label before the cut"
-    return text
+        return lines
+    lines += sequences.describe_sequences(lengths, sequence_length, layout)
+    longer = sum(n > sequence_length for n in lengths)
+    if longer:
+        bare = sum(not d.mask[1:sequence_length].any() for d in documents)
+        lines.append(
+            f"{longer} documents longer than {sequence_length} are split"
+            " there, or cut with long_documents: truncate"
+            + (f" ({bare} of all have no label before the cut)" if bare
+               else ""))
+    return lines
 
 
 def _positive(text):

@@ -21,7 +21,7 @@
 #include "common/model/layout.h"
 #include "common/model/safetensors.h"
 #include "tests/local_job/local_job.h"
-#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
 
 namespace slidedp {
 namespace {

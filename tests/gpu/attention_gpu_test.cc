@@ -55,8 +55,11 @@ class AttentionGpuTest : public ::testing::Test {
   // host memory.
   void RunBoth(AttentionShape s, uint32_t seed, Run& run) {
     if (const int32_t* rows = s.documents.first_row; rows != nullptr) {
+      const int32_t* offsets = s.documents.offsets;
       s.documents.first_row =
           bench_.Upload(std::vector<int32_t>(rows, rows + s.tokens()));
+      s.documents.offsets = bench_.Upload(std::vector<int32_t>(
+          offsets, offsets + s.documents.max_documents + 1));
     }
     const ActDType dtype = options_.activation;
     run.qkv_count = s.tokens() * s.qkv_dim();
@@ -73,6 +76,24 @@ class AttentionGpuTest : public ::testing::Test {
     ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
   }
 
+  // As [batch, heads, sequence]; fused, those of packed documents are [tokens,
+  // heads].
+  Floats Statistics(const Run& run, const AttentionShape& s) {
+    const Floats got = bench_.Download(run.lse, s.tokens() * s.heads);
+    if (s.documents.first_row == nullptr || !*attention_->IsFused(s, false)) {
+      return got;
+    }
+    Floats lse(got.size());
+    for (int64_t row = 0; row < s.tokens(); ++row) {
+      for (int64_t h = 0; h < s.heads; ++h) {
+        const int64_t b = row / s.sequence;
+        lse[(b * s.heads + h) * s.sequence + row % s.sequence] =
+            got[row * s.heads + h];
+      }
+    }
+    return lse;
+  }
+
   void Check(const AttentionShape& s) {
     SCOPED_TRACE(NameOf(s));
     Run run;
@@ -87,7 +108,7 @@ class AttentionGpuTest : public ::testing::Test {
     const Floats got = bench_.DownloadAct(run.out, run.out_count, dtype);
     EXPECT_LT(RelativeError(got, out), tolerance.forward);
     EXPECT_LT(RmsError(got, out), tolerance.forward_rms);
-    EXPECT_LT(RelativeError(bench_.Download(run.lse, lse.size()), lse), 1e-4);
+    EXPECT_LT(RelativeError(Statistics(run, s), lse), 1e-4);
     const Floats grad = bench_.DownloadAct(run.d_qkv, run.qkv_count, dtype);
     EXPECT_LT(RelativeError(grad, d_qkv), tolerance.backward);
     EXPECT_LT(RmsError(grad, d_qkv), tolerance.backward_rms);
@@ -140,27 +161,83 @@ TEST_F(AttentionGpuTest, WhatCudnnRefusesRunsPlain) {
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("640")));
 }
 
+// Sequences of whole documents, in host memory.
+struct Packed {
+  // Lengths of all documents; some places more than there are documents.
+  Packed(const std::vector<int32_t>& lengths, int64_t empty_places) {
+    for (const int32_t length : lengths) {
+      const auto row = static_cast<int32_t>(first_row.size());
+      offsets.push_back(row);
+      first_row.insert(first_row.end(), length, row);
+    }
+    offsets.insert(offsets.end(), empty_places + 1,
+                   static_cast<int32_t>(first_row.size()));
+  }
+  AttentionShape Of(AttentionShape s) const {
+    s.documents = {first_row.data(), offsets.data(),
+                   static_cast<int64_t>(offsets.size()) - 1};
+    return s;
+  }
+  std::vector<int32_t> first_row, offsets;
+};
+
 TEST_F(AttentionGpuTest, PackedDocumentsStayApart) {
   // Documents within and across blocks of 32 rows, two sequences.
-  std::vector<int32_t> first_row;
-  for (const int32_t length : {1, 62, 64, 73, 130, 70}) {
-    first_row.insert(first_row.end(), length,
-                     static_cast<int32_t>(first_row.size()));
-  }
+  const Packed packed({1, 62, 64, 73, 130, 70}, 3);
   for (const ActDType dtype : {ActDType::kBf16, ActDType::kF32}) {
     CudaAttentionOptions options;
     options.activation = dtype;
     Use(options);
     for (AttentionShape s : {AttentionShape{2, 200, 4, 2, 64, 0},
+                             {2, 200, 2, 2, 128, 0},
+                             {2, 200, 8, 2, 128, 0},
                              {2, 200, 2, 1, 256, 0},
                              {2, 200, 4, 2, 64, 40}}) {
-      s.documents.first_row = first_row.data();
-      Check(s);
-      EXPECT_THAT(attention_->IsFused(s, true), testing::IsOkAndHolds(false));
-      s.documents = {};  // planned apart
-      Check(s);
+      Check(packed.Of(s));
+      Check(s);  // planned apart
     }
   }
+}
+
+TEST_F(AttentionGpuTest, PackedDocumentsOfPublishedModelsAreFused) {
+  Use({});
+  // One document that fills its sequence, many short ones, one of a token.
+  std::vector<int32_t> lengths = {2048};
+  for (int i = 0; i < 31; ++i) lengths.push_back(i == 7 ? 1 : 66);
+  lengths.push_back(2048 - 30 * 66 - 1);
+  const Packed packed(lengths, 31);
+  for (const AttentionShape& s : {AttentionShape{2, 2048, 32, 8, 128, 0},
+                                  {2, 2048, 14, 2, 64, 0},
+                                  {2, 2048, 32, 8, 128, 512},
+                                  {2, 2048, 8, 8, 128, 0}}) {
+    const AttentionShape p = packed.Of(s);
+    Check(p);
+    EXPECT_THAT(attention_->IsFused(p, false), testing::IsOkAndHolds(true))
+        << NameOf(s);
+    EXPECT_THAT(attention_->IsFused(p, true), testing::IsOkAndHolds(true))
+        << NameOf(s);
+  }
+}
+
+// What a plan was made with is not what it runs with: documents move.
+TEST_F(AttentionGpuTest, APlanServesAnyDocumentsOfItsPlaces) {
+  Use({});
+  const AttentionShape s = {2, 512, 8, 2, 128, 0};
+  Check(Packed({512, 512}, 8).Of(s));
+  attention_->set_mode(PlanMode::kFrozen);
+  Check(Packed({511, 1, 100, 100, 100, 100, 111, 1}, 2).Of(s));
+  Check(Packed({256, 256, 1, 2, 3, 4, 250, 251, 1}, 1).Of(s));
+}
+
+TEST_F(AttentionGpuTest, DeterministicPackedDocumentsRunPlain) {
+  CudaAttentionOptions options;
+  options.deterministic = true;
+  Use(options);
+  const Packed packed({130, 70, 200}, 0);
+  const AttentionShape s = packed.Of({2, 200, 4, 2, 64, 0});
+  Check(s);
+  EXPECT_THAT(attention_->IsFused(s, false), testing::IsOkAndHolds(false));
+  EXPECT_THAT(attention_->IsFused(s, true), testing::IsOkAndHolds(false));
 }
 
 TEST_F(AttentionGpuTest, HeadsOf512TrainOneWayOrAnother) {

@@ -100,8 +100,8 @@ void DropLastPositions(int64_t length, data::StepBatch& batch) {
 
 absl::Status RunRank(const LocalJobOptions& options,
                      const model::ModelConfig& config,
-                     const hostd::HostState& state,
-                     const data::Dataset& dataset, int rank) {
+                     const hostd::HostState& state, const data::Mixture& data,
+                     int rank) {
   const policy::Plan& plan = state.plan();
   SDP_ASSIGN_OR_RETURN(const RankMappings maps, MapAsWorker(state));
   SDP_ASSIGN_OR_RETURN(const Machine machine, MakeMachine(plan, rank));
@@ -126,8 +126,7 @@ absl::Status RunRank(const LocalJobOptions& options,
   inputs.layout = &state.layout();
   inputs.plan = &plan;
   inputs.rank = rank;
-  inputs.dataset = &dataset;
-  inputs.seed = options.seed;
+  inputs.mixture = &data;
   inputs.batch.ranks = plan.ranks;
   inputs.batch.batch_size = options.problem.batch_size;
   inputs.batch.micro_batch_size = plan.micro_batch_size;
@@ -166,6 +165,19 @@ void ReleaseRanks(hostd::HostState& state) {
   }
 }
 
+absl::StatusOr<data::Mixture> OpenData(const LocalJobOptions& options,
+                                       int64_t vocab) {
+  std::vector<data::Dataset> datasets;
+  SDP_ASSIGN_OR_RETURN(
+      data::Dataset dataset,
+      data::Dataset::Open(options.data,
+                          options.problem.sequence_length +
+                              (options.label_every_position ? 1 : 0),
+                          vocab, options.sequences));
+  datasets.push_back(std::move(dataset));
+  return data::Mixture::Create(std::move(datasets), {}, options.seed);
+}
+
 }  // namespace
 
 absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
@@ -176,6 +188,9 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   policy::Problem problem = options.problem;
   problem.config = config;
   LocalJobResult result;
+  SDP_ASSIGN_OR_RETURN(const data::Mixture data,
+                       OpenData(options, config.vocab));
+  problem.documents_per_sequence = data.documents_per_sequence();
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
   result.layout = model::MakeStateLayout(config);
   SDP_ASSIGN_OR_RETURN(auto state, hostd::HostState::Create(
@@ -183,12 +198,6 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   SDP_ASSIGN_OR_RETURN(const model::TensorSource source,
                        model::OpenModelFolder(options.model));
   SDP_RETURN_IF_ERROR(hostd::LoadParameters(source, *state));
-  SDP_ASSIGN_OR_RETURN(
-      const data::Dataset dataset,
-      data::Dataset::Open(
-          options.data,
-          problem.sequence_length + (options.label_every_position ? 1 : 0),
-          config.vocab));
 
   // The standard library's: the thread sanitizer does not see into absl's.
   std::mutex mutex;
@@ -216,7 +225,7 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < result.plan.ranks; ++r) {
       ranks.emplace_back([&, r] {
-        rank_status[r] = RunRank(options, config, *state, dataset, r);
+        rank_status[r] = RunRank(options, config, *state, data, r);
         if (rank_status[r].ok()) return;
         if (engine != nullptr) engine->Stop();
         ReleaseRanks(*state);

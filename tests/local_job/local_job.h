@@ -11,14 +11,17 @@
 #include "hostd/store/host_state.h"
 #include "hostd/update/engine.h"
 #include "policy/plan.h"
+#include "worker/data/sequence_table.h"
 #include "worker/step/trainer.h"
 
 namespace slidedp::testing {
 
 struct LocalJobOptions {
-  std::string model;        // folder
-  std::string data;         // dataset file
-  policy::Problem problem;  // its config is filled in from `model`
+  std::string model;  // folder
+  std::string data;   // dataset file
+  data::SequenceOptions sequences;
+  // Its config and documents are filled in from `model` and `data`.
+  policy::Problem problem;
   hostd::UpdateConfig update;
   uint64_t steps = 1;
   uint64_t seed = 0;

@@ -195,7 +195,33 @@ def test_report_counts_what_a_job_would_cut(make_model, prepare):
         {"role": "assistant", "content": "yes"}]} for count in (1, 60)))
     result = prepare(model, content, "--sequence-length", "32")
     assert "1 documents longer than 32" in result.out
-    assert "1 of all without a label" in result.out
+    assert "1 of all have no label" in result.out
+
+
+def test_report_says_what_packing_makes_of_the_documents(make_model, prepare):
+    # 3, 5, 5 and 2 tokens with their ends: {5}, {5}, {3, 2} of 5 positions.
+    content = texts("ab", "abcd", "bcde", "x")
+    for layout, plain in (("documents", "4 sequences of 5, one document each:"
+                           " 25.0 % padding"),
+                          ("stream", "3 sequences of 5, cut evenly")):
+        result = prepare(make_model(), content, "--sequence-length", "5",
+                         "--layout", layout)
+        assert plain in result.out
+        assert "3 with packing: true" in result.out
+        assert "0.0 % padding" in result.out
+        assert "2 to 5, mean 3.8, median 3" in result.out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packing_is_near_the_fewest_sequences(seed):
+    from prepare import sequences
+    lengths = [random.Random(seed * 1000 + i).randint(1, 250)
+               for i in range(400)]
+    count = sequences.packed(lengths, 100)
+    fewest = -(-sum(lengths) // 100)
+    assert fewest <= count <= 1.05 * fewest
+    assert sequences.packed([100] * 3 + [250], 100) == 6
+    assert sequences.packed([60, 40, 50, 30, 20], 100) == 2
 
 
 def test_samples_show_the_mask_and_no_escapes(make_model, prepare):

@@ -55,6 +55,7 @@ struct TokenDatasetOptions {
   // Which tokens are labels: all, a random half, or all but the first third of
   // each document (as when a prompt is masked).
   enum class Mask { kAll, kRandomHalf, kPrompt } mask = Mask::kAll;
+  uint64_t masked_documents = 0;  // the first so many have no label at all
   uint64_t seed = 1;
 };
 

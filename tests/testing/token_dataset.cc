@@ -47,6 +47,7 @@ void WriteTokenDataset(const std::string& path,
           options.mask == Mask::kAll ||
           (options.mask == Mask::kRandomHalf && random.Below(2) == 0) ||
           (options.mask == Mask::kPrompt && i >= length / 3);
+      if (document < options.masked_documents) label = false;
       mask.push_back(label ? 1 : 0);
     }
   }

@@ -11,7 +11,8 @@
 namespace slidedp::data {
 
 absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
-                                      int64_t sequence_length, int64_t vocab) {
+                                      int64_t sequence_length, int64_t vocab,
+                                      const SequenceOptions& options) {
   // A sequence of one token has no label; beyond int32 no op counts.
   if (sequence_length < 2 || sequence_length > INT32_MAX) {
     return InvalidInput("", "sequence_length", absl::StrCat(sequence_length),
@@ -19,26 +20,34 @@ absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
   }
   SDP_ASSIGN_OR_RETURN(DatasetFile file, ReadDatasetFile(path, vocab));
   Dataset dataset;
+  dataset.path_ = path;
   dataset.input_ids_ = std::move(file.input_ids);
   dataset.loss_mask_ = std::move(file.loss_mask);
-  dataset.doc_offsets_ = std::move(file.doc_offsets);
-  dataset.stream_ = file.stream;
   dataset.sequence_length_ = sequence_length;
-  dataset.sequences_ = file.stream ? dataset.tokens() / sequence_length
-                                   : dataset.doc_offsets_.size() - 1;
-  if (dataset.sequences_ == 0) {
+  dataset.table_ =
+      SequenceTable(file.doc_offsets, file.stream, sequence_length, options);
+  if (dataset.sequences() == 0) {
     return InvalidInput(
         path, "input_ids", absl::StrCat(dataset.tokens(), " tokens"),
         absl::StrCat("fewer than one sequence of ", sequence_length),
         "lower sequence_length or add data");
   }
-  for (uint64_t i = 0; i < dataset.sequences_; ++i) {
-    dataset.valid_tokens_ += dataset.LabelCount(i);
+  for (uint64_t i = 0; i < dataset.sequences(); ++i) {
+    const auto pieces = static_cast<int64_t>(dataset.table_[i].size());
+    const auto tokens = static_cast<int64_t>(dataset.TokenCount(i));
+    dataset.used_tokens_ += tokens;
+    if (options.packing) {
+      dataset.documents_per_sequence_ =
+          std::max(dataset.documents_per_sequence_,
+                   pieces + (tokens < sequence_length ? 1 : 0));
+    }
+    dataset.labels_.push_back(static_cast<uint32_t>(dataset.CountLabels(i)));
+    dataset.valid_tokens_ += dataset.labels_.back();
   }
   if (dataset.valid_tokens_ == 0) {
     return InvalidInput(
         path, "loss_mask", "",
-        absl::StrCat("no label in any of ", dataset.sequences_,
+        absl::StrCat("no label in any of ", dataset.sequences(),
                      " sequences of ", sequence_length, " tokens"),
         "raise sequence_length if answers are cut off, or mark the tokens to "
         "learn with slidedp-prepare");
@@ -46,31 +55,41 @@ absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
   return dataset;
 }
 
-std::pair<uint64_t, uint64_t> Dataset::Extent(uint64_t sequence) const {
-  SDP_CHECK(sequence < sequences_, "no such sequence");
-  const uint64_t length = sequence_length_;
-  if (stream_) return {sequence * length, (sequence + 1) * length};
-  const uint64_t begin = doc_offsets_[sequence];
-  const uint64_t end = doc_offsets_[sequence + 1];
-  return {begin, std::min(end, begin + length)};
-}
-
-uint64_t Dataset::LabelCount(uint64_t sequence) const {
-  const auto [begin, end] = Extent(sequence);
-  // The first token is nobody's label.
-  return std::count(loss_mask_.begin() + begin + 1, loss_mask_.begin() + end,
-                    uint8_t{1});
+uint64_t Dataset::CountLabels(uint64_t sequence) const {
+  uint64_t labels = 0;
+  for (const Piece& piece : table_[sequence]) {
+    const auto begin = loss_mask_.begin() + static_cast<int64_t>(piece.begin);
+    // The first token is nobody's label.
+    labels += std::count(begin + 1, begin + piece.length, uint8_t{1});
+  }
+  return labels;
 }
 
 void Dataset::Fill(uint64_t sequence, int32_t* ids, int32_t* labels) const {
-  const auto [begin, end] = Extent(sequence);
-  const uint64_t length = end - begin;
-  std::copy(input_ids_.begin() + begin, input_ids_.begin() + end, ids);
-  std::fill(ids + length, ids + sequence_length_, 0);
+  SDP_CHECK(sequence < sequences(), "no such sequence");
   std::fill(labels, labels + sequence_length_, -1);
-  for (uint64_t t = 0; t + 1 < length; ++t) {
-    if (loss_mask_[begin + t + 1] == 1) labels[t] = input_ids_[begin + t + 1];
+  int32_t* const end = ids + sequence_length_;
+  for (const Piece& piece : table_[sequence]) {
+    const int32_t* tokens = input_ids_.data() + piece.begin;
+    const uint8_t* mask = loss_mask_.data() + piece.begin;
+    std::copy(tokens, tokens + piece.length, ids);
+    for (uint32_t t = 0; t + 1 < piece.length; ++t) {
+      if (mask[t + 1] == 1) labels[t] = tokens[t + 1];
+    }
+    ids += piece.length;
+    labels += piece.length;
   }
+  std::fill(ids, end, 0);
+}
+
+void Dataset::AppendDocuments(uint64_t sequence, int32_t first_row,
+                              std::vector<int32_t>& offsets) const {
+  const int32_t end = first_row + static_cast<int32_t>(sequence_length_);
+  for (const Piece& piece : table_[sequence]) {
+    offsets.push_back(first_row);
+    first_row += static_cast<int32_t>(piece.length);
+  }
+  if (first_row < end) offsets.push_back(first_row);
 }
 
 }  // namespace slidedp::data

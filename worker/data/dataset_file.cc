@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/model/safetensors.h"
+#include "worker/data/sequence_table.h"
 
 namespace slidedp::data {
 namespace {
@@ -35,7 +36,7 @@ class Reader {
     SDP_ASSIGN_OR_RETURN(const model::TensorEntry* offsets,
                          Entry("doc_offsets", model::DType::kI64));
     SDP_RETURN_IF_ERROR(CheckLengths(*ids, *mask, *offsets));
-    SDP_RETURN_IF_ERROR(CheckMemory());
+    SDP_RETURN_IF_ERROR(CheckMemory(offsets->count() - 1));
     SDP_RETURN_IF_ERROR(ReadTensor(*ids, file.input_ids));
     SDP_RETURN_IF_ERROR(ReadTensor(*mask, file.loss_mask));
     SDP_RETURN_IF_ERROR(ReadTensor(*offsets, file.doc_offsets));
@@ -139,11 +140,16 @@ class Reader {
 
   // A sparse file of any size is cheap to make; reading it must not take the
   // host down.
-  absl::Status CheckMemory() const {
+  absl::Status CheckMemory(uint64_t documents) const {
     SDP_ASSIGN_OR_RETURN(const MemoryRoom room, AvailableMemory());
-    if (header_.file_bytes <= room.bytes) return absl::OkStatus();
+    const uint64_t file_bytes = header_.file_bytes;
+    if (file_bytes <= room.bytes &&
+        documents <= (room.bytes - file_bytes) / kTableBytesPerDocument) {
+      return absl::OkStatus();
+    }
     return absl::ResourceExhaustedError(absl::StrCat(
-        path_, ": the dataset takes ", FormatBytes(header_.file_bytes),
+        path_, ": the dataset takes ", FormatBytes(file_bytes), " and up to ",
+        kTableBytesPerDocument, " bytes for each of ", documents, " documents",
         " of memory in each rank, but ", room.limit, " leaves ",
         FormatBytes(room.bytes), "; split the dataset or free memory"));
   }

@@ -1,5 +1,6 @@
+#include "worker/data/sampler.h"
+
 #include "common/base/check.h"
-#include "worker/data/dataset.h"
 
 namespace slidedp::data {
 namespace {
@@ -46,6 +47,10 @@ uint64_t Sampler::At(uint64_t position) const {
     x = Feistel(x, key, half_bits_);
   } while (x >= sequences_);
   return x;
+}
+
+uint64_t DerivedSeed(uint64_t seed, uint64_t n) {
+  return Mix(seed + Mix(n + 0x9e3779b97f4a7c15u));
 }
 
 }  // namespace slidedp::data

@@ -16,6 +16,7 @@ namespace {
 
 // What cuDNN's kernels ask of every address.
 constexpr uintptr_t kAlignment = 16;
+constexpr size_t kWorkspaceAlignment = 256;
 
 bool IsPacked(const AttentionShape& s) {
   return s.documents.first_row != nullptr;
@@ -32,7 +33,9 @@ absl::Status CheckShape(const AttentionShape& s) {
   const bool valid = s.batch > 0 && s.sequence > 0 && s.kv_heads > 0 &&
                      s.heads > 0 && s.heads % s.kv_heads == 0 &&
                      s.head_dim > 0 && s.window >= 0 &&
-                     s.qkv_dim() <= INT32_MAX && s.sequence <= INT32_MAX;
+                     s.qkv_dim() <= INT32_MAX && s.sequence <= INT32_MAX &&
+                     IsPacked(s) == (s.documents.offsets != nullptr) &&
+                     IsPacked(s) == (s.documents.max_documents > 0);
   if (!valid) return absl::InternalError(NameOf(s));
   if (s.heads > 65535 || s.batch > 65535) {
     return absl::UnimplementedError(
@@ -47,8 +50,9 @@ int64_t WindowOf(const AttentionShape& s) {
 }
 
 SdpaShape WholeShape(const AttentionShape& s) {
-  return {s.batch,    s.sequence,  s.heads,     s.kv_heads,
-          s.head_dim, WindowOf(s), s.qkv_dim(), s.heads * s.head_dim};
+  return {s.batch,     s.sequence,           s.heads,
+          s.kv_heads,  s.head_dim,           WindowOf(s),
+          s.qkv_dim(), s.heads * s.head_dim, s.documents.max_documents};
 }
 
 int64_t LargestDivisor(int64_t n, int64_t at_most) {
@@ -94,8 +98,14 @@ absl::StatusOr<std::unique_ptr<CudaAttention>> CudaAttention::Create(
 
 CudaAttention::Key CudaAttention::KeyOf(const AttentionShape& s,
                                         bool backward) {
-  return {s.batch,    s.sequence,  s.heads,     s.kv_heads,
-          s.head_dim, WindowOf(s), IsPacked(s), backward};
+  return {s.batch,
+          s.sequence,
+          s.heads,
+          s.kv_heads,
+          s.head_dim,
+          WindowOf(s),
+          s.documents.max_documents,
+          backward};
 }
 
 absl::StatusOr<bool> CudaAttention::IsFused(const AttentionShape& shape,
@@ -120,29 +130,48 @@ absl::StatusOr<const CudaAttention::Route*> CudaAttention::RouteOf(
                      " was not planned at warm-up; nothing is planned during "
                      "steps"));
   }
-  SDP_ASSIGN_OR_RETURN(Route route, Plan(shape, backward));
-  return &routes_.emplace(key, std::move(route)).first->second;
+  SDP_RETURN_IF_ERROR(Plan(shape, backward));
+  return &routes_.find(key)->second;
 }
 
-absl::StatusOr<CudaAttention::Route> CudaAttention::Plan(
+absl::StatusOr<CudaAttention::Route> CudaAttention::PlanFused(
     const AttentionShape& shape, bool backward) {
-  absl::Status refused;
-  if (sdpa_ != nullptr && IsPacked(shape)) {
-    refused = absl::UnimplementedError("documents are not planned with it");
-  } else if (sdpa_ != nullptr) {
-    const SdpaShape whole = WholeShape(shape);
-    absl::StatusOr<Route> route;
-    if (backward && options_.deterministic) {
-      route = PlanDeterministic(whole);
-    } else {
-      auto plan = backward ? sdpa_->PlanBackward(whole, false)
-                           : sdpa_->PlanForward(whole);
-      route = plan.ok() ? absl::StatusOr<Route>(Route{
-                              std::move(*plan), shape.batch, shape.kv_heads})
-                        : plan.status();
+  const SdpaShape whole = WholeShape(shape);
+  if (IsPacked(shape)) {
+    if (options_.deterministic) {
+      return absl::UnimplementedError(
+          "a deterministic backward of packed documents takes workspace for "
+          "each as if it were a whole sequence");
     }
-    if (route.ok() || !absl::IsUnimplemented(route.status())) return route;
-    refused = route.status();
+    if (shape.tokens() * shape.qkv_dim() > INT32_MAX) {
+      return absl::UnimplementedError(
+          "offsets of documents beyond 32 bits; a smaller micro_batch_size "
+          "avoids that");
+    }
+  }
+  if (backward && options_.deterministic) return PlanDeterministic(whole);
+  SDP_ASSIGN_OR_RETURN(auto plan, backward ? sdpa_->PlanBackward(whole, false)
+                                           : sdpa_->PlanForward(whole));
+  return Route{std::move(plan), shape.batch, shape.kv_heads};
+}
+
+absl::Status CudaAttention::Plan(const AttentionShape& shape, bool backward) {
+  absl::Status refused;
+  if (sdpa_ != nullptr) {
+    absl::StatusOr<Route> route = PlanFused(shape, backward);
+    absl::StatusOr<Route> other = Route{};
+    if (IsPacked(shape) && route.ok()) other = PlanFused(shape, !backward);
+    for (const absl::Status& status : {route.status(), other.status()}) {
+      if (!status.ok() && !absl::IsUnimplemented(status)) return status;
+      refused.Update(status);
+    }
+    if (refused.ok()) {
+      routes_.insert_or_assign(KeyOf(shape, backward), *std::move(route));
+      if (IsPacked(shape)) {
+        routes_.insert_or_assign(KeyOf(shape, !backward), *std::move(other));
+      }
+      return absl::OkStatus();
+    }
   }
   if (shape.head_dim > kPlainAttentionMaxHeadDim) {
     return absl::UnimplementedError(
@@ -153,10 +182,16 @@ absl::StatusOr<CudaAttention::Route> CudaAttention::Plan(
     spdlog::warn(
         "{}, {}: not by cuDNN ({}); the plain kernels run instead, which are "
         "many times slower",
-        NameOf(shape), backward ? "backward" : "forward",
+        NameOf(shape),
+        IsPacked(shape) ? "both directions"
+                        : (backward ? "backward" : "forward"),
         std::string(refused.message()));
   }
-  return Route{};
+  routes_.insert_or_assign(KeyOf(shape, backward), Route{});
+  if (IsPacked(shape)) {
+    routes_.insert_or_assign(KeyOf(shape, !backward), Route{});
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<CudaAttention::Route> CudaAttention::PlanDeterministic(
@@ -192,6 +227,7 @@ absl::Status CudaAttention::RunFused(const Route& route,
                                      const AttentionShape& s,
                                      const SdpaPointers& p, Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckAligned(p));
+  if (IsPacked(s)) return RunPacked(route, s, p, stream);
   SDP_ASSIGN_OR_RETURN(
       void* workspace,
       workspace_.Acquire(route.plan->workspace_bytes(), stream));
@@ -202,7 +238,7 @@ absl::Status CudaAttention::RunFused(const Route& route,
       const int64_t q = row * s.qkv_dim() + kv * group * s.head_dim;
       const int64_t k = row * s.qkv_dim() + kv * s.head_dim;
       const int64_t out = (row * s.heads + kv * group) * s.head_dim;
-      SdpaPointers part;
+      SdpaPointers part = {};
       part.q = At(p.q, q);
       part.k = At(p.k, k);
       part.v = At(p.v, k);
@@ -216,6 +252,27 @@ absl::Status CudaAttention::RunFused(const Route& route,
           Annotate(route.plan->Run(part, workspace, stream), NameOf(s)));
     }
   }
+  return workspace_.Release(stream);
+}
+
+absl::Status CudaAttention::RunPacked(const Route& route,
+                                      const AttentionShape& s, SdpaPointers p,
+                                      Stream& stream) {
+  const int64_t documents = s.documents.max_documents;
+  const size_t rows_at =
+      AlignUp(route.plan->workspace_bytes(), kWorkspaceAlignment);
+  SDP_ASSIGN_OR_RETURN(
+      void* workspace,
+      workspace_.Acquire(rows_at + RaggedRowsBytes(documents), stream));
+  p.rows = RaggedRowsIn(static_cast<char*>(workspace) + rows_at, documents);
+  SDP_ASSIGN_OR_RETURN(cudaStream_t handle, device::UseCudaStream(stream));
+  SDP_RETURN_IF_ERROR(device::CudaStatus(
+      LaunchRaggedRows(s.documents.offsets, documents,
+                       {s.qkv_dim(), s.heads * s.head_dim, s.heads}, p.rows,
+                       handle),
+      NameOf(s)));
+  SDP_RETURN_IF_ERROR(
+      Annotate(route.plan->Run(p, workspace, stream), NameOf(s)));
   return workspace_.Release(stream);
 }
 

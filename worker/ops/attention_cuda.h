@@ -2,7 +2,9 @@
 //
 // BF16: cuDNN's fused attention, read in place from the fused buffer. Where it
 // refuses a shape, and for float32 activations, the plain kernels; a refusal is
-// logged once per shape. So do packed documents. The fast backward is not
+// logged once per shape. Packed documents are its ragged form, both directions
+// or neither, because its statistics lie in an order of their own; with
+// `deterministic` they run on the plain kernels. The fast backward is not
 // bitwise repeatable; the deterministic one is, and its workspace is bounded by
 // going over sequences, then over groups of heads.
 #pragma once
@@ -56,12 +58,13 @@ class CudaAttention {
   };
   struct Key {
     int64_t batch, sequence, heads, kv_heads, head_dim, window;
-    bool packed, backward;
+    int64_t documents;  // places; 0: not packed
+    bool backward;
     bool operator==(const Key&) const = default;
     template <typename H>
     friend H AbslHashValue(H h, const Key& k) {
       return H::combine(std::move(h), k.batch, k.sequence, k.heads, k.kv_heads,
-                        k.head_dim, k.window, k.packed, k.backward);
+                        k.head_dim, k.window, k.documents, k.backward);
     }
   };
 
@@ -71,10 +74,15 @@ class CudaAttention {
   static Key KeyOf(const AttentionShape& shape, bool backward);
   absl::StatusOr<const Route*> RouteOf(const AttentionShape& shape,
                                        bool backward);
-  absl::StatusOr<Route> Plan(const AttentionShape& shape, bool backward);
+  // Plans the shape, with packed documents in both directions.
+  absl::Status Plan(const AttentionShape& shape, bool backward);
+  // How cuDNN runs it; Unimplemented if it does not.
+  absl::StatusOr<Route> PlanFused(const AttentionShape& shape, bool backward);
   absl::StatusOr<Route> PlanDeterministic(const SdpaShape& whole);
   absl::Status RunFused(const Route& route, const AttentionShape& shape,
                         const SdpaPointers& first, Stream& stream);
+  absl::Status RunPacked(const Route& route, const AttentionShape& shape,
+                         SdpaPointers pointers, Stream& stream);
 
   CudaWorkspace& workspace_;
   const CudaAttentionOptions options_;

@@ -18,7 +18,23 @@ namespace {
 namespace fe = cudnn_frontend;
 using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
-enum Uid : int64_t { kQ = 1, kK, kV, kOut, kStats, kDOut, kDQ, kDK, kDV };
+enum Uid : int64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kOut,
+  kStats,
+  kDOut,
+  kDQ,
+  kDK,
+  kDV,
+  // RaggedRows; lengths of queries and of keys are one array.
+  kQueryLengths,
+  kKeyLengths,
+  kQkvRows,
+  kOutRows,
+  kStatsRows
+};
 
 absl::Status CudnnStatus(cudnnStatus_t status, absl::string_view what) {
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
@@ -85,6 +101,13 @@ class Plan : public SdpaPlan {
                                                    {kV, const_cast<void*>(p.v)},
                                                    {kOut, p.out},
                                                    {kStats, p.stats}};
+    if (p.rows.lengths != nullptr) {
+      pointers.insert({{kQueryLengths, p.rows.lengths},
+                       {kKeyLengths, p.rows.lengths},
+                       {kQkvRows, p.rows.qkv},
+                       {kOutRows, p.rows.out},
+                       {kStatsRows, p.rows.stats}});
+    }
     if (p.d_q != nullptr) {
       pointers.insert({{kDOut, const_cast<void*>(p.d_out)},
                        {kDQ, p.d_q},
@@ -115,30 +138,39 @@ class Builder {
     graph_->set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
+    if (!packed()) return;
+    const int64_t n = shape.documents;
+    query_lengths_ = Index(kQueryLengths, "query lengths", n);
+    key_lengths_ = Index(kKeyLengths, "key lengths", n);
+    qkv_rows_ = Index(kQkvRows, "qkv rows", n + 1);
+    out_rows_ = Index(kOutRows, "out rows", n + 1);
+    stats_rows_ = Index(kStatsRows, "stats rows", n + 1);
   }
 
   const std::shared_ptr<fe::graph::Graph>& graph() const { return graph_; }
 
-  Tensor Input(Uid uid, const char* name, int64_t heads, int64_t stride) {
-    return graph_->tensor(fe::graph::Tensor_attributes()
-                              .set_name(name)
-                              .set_uid(uid)
-                              .set_dim(Dim(heads))
-                              .set_stride(Stride(stride)));
+  // Rows of the fused buffer.
+  Tensor QkvInput(Uid uid, const char* name, int64_t heads) {
+    return Input(uid, name, heads, shape_.qkv_stride, qkv_rows_);
   }
-  void Output(const Tensor& tensor, Uid uid, int64_t heads, int64_t stride) {
-    tensor->set_output(true)
-        .set_uid(uid)
-        .set_dim(Dim(heads))
-        .set_stride(Stride(stride));
+  Tensor OutInput(Uid uid, const char* name) {
+    return Input(uid, name, shape_.heads, shape_.out_stride, out_rows_);
+  }
+  void QkvOutput(const Tensor& tensor, Uid uid, int64_t heads) {
+    Output(tensor, uid, heads, shape_.qkv_stride, qkv_rows_);
+  }
+  void OutOutput(const Tensor& tensor) {
+    Output(tensor, kOut, shape_.heads, shape_.out_stride, out_rows_);
   }
   Tensor StatsInput() {
-    return graph_->tensor(fe::graph::Tensor_attributes()
-                              .set_name("stats")
-                              .set_uid(kStats)
-                              .set_dim(StatsDim())
-                              .set_stride(StatsStride())
-                              .set_data_type(fe::DataType_t::FLOAT));
+    auto attributes = fe::graph::Tensor_attributes()
+                          .set_name("stats")
+                          .set_uid(kStats)
+                          .set_dim(StatsDim())
+                          .set_stride(StatsStride())
+                          .set_data_type(fe::DataType_t::FLOAT);
+    if (packed()) attributes.set_ragged_offset(stats_rows_);
+    return graph_->tensor(attributes);
   }
   void StatsOutput(const Tensor& tensor) {
     tensor->set_output(true)
@@ -146,6 +178,7 @@ class Builder {
         .set_dim(StatsDim())
         .set_stride(StatsStride())
         .set_data_type(fe::DataType_t::FLOAT);
+    if (packed()) tensor->set_ragged_offset(stats_rows_);
   }
 
   // Scale and mask, alike in both directions.
@@ -159,25 +192,64 @@ class Builder {
     if (shape_.window > 0) {
       attributes.set_diagonal_band_left_bound(static_cast<int>(shape_.window));
     }
+    if (packed()) {
+      attributes.set_padding_mask(true)
+          .set_seq_len_q(query_lengths_)
+          .set_seq_len_kv(key_lengths_);
+    }
     return attributes;
   }
 
  private:
+  bool packed() const { return shape_.documents > 0; }
+  int64_t batch() const { return packed() ? shape_.documents : shape_.batch; }
+
+  Tensor Index(Uid uid, const char* name, int64_t count) {
+    return graph_->tensor(fe::graph::Tensor_attributes()
+                              .set_name(name)
+                              .set_uid(uid)
+                              .set_dim({count, 1, 1, 1})
+                              .set_stride({1, 1, 1, 1})
+                              .set_data_type(fe::DataType_t::INT32));
+  }
+  Tensor Input(Uid uid, const char* name, int64_t heads, int64_t stride,
+               const Tensor& rows) {
+    auto attributes = fe::graph::Tensor_attributes()
+                          .set_name(name)
+                          .set_uid(uid)
+                          .set_dim(Dim(heads))
+                          .set_stride(Stride(stride));
+    if (packed()) attributes.set_ragged_offset(rows);
+    return graph_->tensor(attributes);
+  }
+  void Output(const Tensor& tensor, Uid uid, int64_t heads, int64_t stride,
+              const Tensor& rows) {
+    tensor->set_output(true)
+        .set_uid(uid)
+        .set_dim(Dim(heads))
+        .set_stride(Stride(stride));
+    if (packed()) tensor->set_ragged_offset(rows);
+  }
   std::vector<int64_t> Dim(int64_t heads) const {
-    return {shape_.batch, heads, shape_.sequence, shape_.head_dim};
+    return {batch(), heads, shape_.sequence, shape_.head_dim};
   }
   std::vector<int64_t> Stride(int64_t stride) const {
     return {shape_.sequence * stride, shape_.head_dim, stride, 1};
   }
   std::vector<int64_t> StatsDim() const {
-    return {shape_.batch, shape_.heads, shape_.sequence, 1};
+    return {batch(), shape_.heads, shape_.sequence, 1};
   }
   std::vector<int64_t> StatsStride() const {
+    if (packed()) {
+      return {shape_.heads * shape_.sequence, 1, shape_.heads, 1};
+    }
     return {shape_.heads * shape_.sequence, shape_.sequence, 1, 1};
   }
 
   const SdpaShape shape_;
   const std::shared_ptr<fe::graph::Graph> graph_;
+  // Packed.
+  Tensor query_lengths_, key_lengths_, qkv_rows_, out_rows_, stats_rows_;
 };
 
 class SdpaImpl : public Sdpa {
@@ -192,13 +264,13 @@ class SdpaImpl : public Sdpa {
       const SdpaShape& s) override {
     return Guarded([&]() -> std::shared_ptr<fe::graph::Graph> {
       Builder build(s);
-      const Tensor q = build.Input(kQ, "q", s.heads, s.qkv_stride);
-      const Tensor k = build.Input(kK, "k", s.kv_heads, s.qkv_stride);
-      const Tensor v = build.Input(kV, "v", s.kv_heads, s.qkv_stride);
+      const Tensor q = build.QkvInput(kQ, "q", s.heads);
+      const Tensor k = build.QkvInput(kK, "k", s.kv_heads);
+      const Tensor v = build.QkvInput(kV, "v", s.kv_heads);
       auto attributes = fe::graph::SDPA_attributes().set_name("attention");
       build.Mask(attributes).set_generate_stats(true);
       auto [out, stats] = build.graph()->sdpa(q, k, v, attributes);
-      build.Output(out, kOut, s.heads, s.out_stride);
+      build.OutOutput(out);
       build.StatsOutput(stats);
       return build.graph();
     });
@@ -208,20 +280,24 @@ class SdpaImpl : public Sdpa {
       const SdpaShape& s, bool deterministic) override {
     return Guarded([&]() -> std::shared_ptr<fe::graph::Graph> {
       Builder build(s);
-      const Tensor q = build.Input(kQ, "q", s.heads, s.qkv_stride);
-      const Tensor k = build.Input(kK, "k", s.kv_heads, s.qkv_stride);
-      const Tensor v = build.Input(kV, "v", s.kv_heads, s.qkv_stride);
-      const Tensor out = build.Input(kOut, "out", s.heads, s.out_stride);
-      const Tensor d_out = build.Input(kDOut, "d_out", s.heads, s.out_stride);
+      const Tensor q = build.QkvInput(kQ, "q", s.heads);
+      const Tensor k = build.QkvInput(kK, "k", s.kv_heads);
+      const Tensor v = build.QkvInput(kV, "v", s.kv_heads);
+      const Tensor out = build.OutInput(kOut, "out");
+      const Tensor d_out = build.OutInput(kDOut, "d_out");
       const Tensor stats = build.StatsInput();
       auto attributes =
           fe::graph::SDPA_backward_attributes().set_name("attention backward");
       build.Mask(attributes).set_deterministic_algorithm(deterministic);
+      if (s.documents > 0) {  // else its sums take documents x sequence rows
+        attributes.set_max_total_seq_len_q(s.batch * s.sequence)
+            .set_max_total_seq_len_kv(s.batch * s.sequence);
+      }
       auto [d_q, d_k, d_v] =
           build.graph()->sdpa_backward(q, k, v, out, d_out, stats, attributes);
-      build.Output(d_q, kDQ, s.heads, s.qkv_stride);
-      build.Output(d_k, kDK, s.kv_heads, s.qkv_stride);
-      build.Output(d_v, kDV, s.kv_heads, s.qkv_stride);
+      build.QkvOutput(d_q, kDQ, s.heads);
+      build.QkvOutput(d_k, kDK, s.kv_heads);
+      build.QkvOutput(d_v, kDV, s.kv_heads);
       return build.graph();
     });
   }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/device/device.h"
+#include "worker/ops/cuda_ragged_rows.h"
 
 namespace slidedp::ops {
 
@@ -21,16 +22,21 @@ struct SdpaShape {
   int64_t qkv_stride;  // elements from one token to the next, q, k, v and
                        // their gradients
   int64_t out_stride;  // likewise out and its gradient
+  // Above 0: packed. The batch * sequence rows are at most so many documents,
+  // each of at most `sequence` rows.
+  int64_t documents = 0;
 };
 
-// Device addresses of the first element. `stats` is packed [batch, heads,
-// sequence]. Gradients are null in forward.
+// Device addresses of the first element. `stats` is [batch, heads, sequence],
+// or of packed documents [rows, heads]. Gradients are null in forward; `rows`
+// is of packed documents only.
 struct SdpaPointers {
   const void *q, *k, *v;
   void* out;
   float* stats;
   const void* d_out;
   void *d_q, *d_k, *d_v;
+  RaggedRows rows = {};
 };
 
 class SdpaPlan {

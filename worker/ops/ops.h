@@ -119,7 +119,8 @@ class Ops {
 
   // Causal attention over the fused buffer, within each document:
   // softmax(q k^T / sqrt(d)) v.
-  // out [tokens, heads * head_dim]; lse [batch, heads, sequence] float32.
+  // out [tokens, heads * head_dim]; lse [batch, heads, sequence] float32, of
+  // packed documents in an order that AttentionBackward alone has to know.
   virtual absl::Status AttentionForward(ConstAct qkv,
                                         const AttentionShape& shape, Act out,
                                         float* lse, Stream& stream) = 0;

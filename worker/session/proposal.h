@@ -7,7 +7,7 @@
 #include "common/model/layout.h"
 #include "policy/plan.h"
 #include "proto/control.pb.h"
-#include "worker/data/dataset.h"
+#include "worker/data/step_batch.h"
 
 namespace slidedp::session {
 

@@ -14,6 +14,7 @@
 #include "common/model/blank_source.h"
 #include "common/shm/words.h"
 #include "proto/protocol.h"
+#include "worker/data/job_data.h"
 #include "worker/ops/accelerator_ops.h"
 #include "worker/session/process_stats.h"
 
@@ -140,7 +141,7 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
   const bool has_files = !proposal_->spec.has_random_weights_seed() ||
                          !proposal_->spec.output().empty();
   if (config_.rank == 0 && has_files) SDP_RETURN_IF_ERROR(PassSource());
-  SDP_RETURN_IF_ERROR(OpenDataset());
+  SDP_RETURN_IF_ERROR(OpenData());
   if (const uint64_t limit = proposal_->plan.gpu_memory_limit_bytes;
       on_gpu() && limit != 0) {
     SDP_RETURN_IF_ERROR(device::SetAcceleratorMemoryLimit(*device_, limit));
@@ -152,7 +153,7 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
   SDP_RETURN_IF_ERROR(CheckDeviceMemory());
   if (source_.has_value()) SDP_RETURN_IF_ERROR(AwaitSource());
   v1::WorkerMessage message;
-  message.mutable_ready()->set_dataset_sequences(dataset_->sequences());
+  message.mutable_ready()->set_dataset_sequences(data_->sequences());
   message.mutable_ready()->set_device_bytes(trainer_->device_bytes());
   Send(message);
   return absl::OkStatus();
@@ -187,26 +188,26 @@ absl::Status Session::AwaitSource() {
   return absl::OkStatus();
 }
 
-absl::Status Session::OpenDataset() {
+absl::Status Session::OpenData() {
   const v1::JobSpec& spec = proposal_->spec;
-  SDP_ASSIGN_OR_RETURN(
-      dataset_, data::Dataset::Open(
-                    spec.data(), static_cast<int64_t>(spec.sequence_length()),
-                    proposal_->config.vocab));
+  SDP_ASSIGN_OR_RETURN(data_, data::OpenJobData(spec, proposal_->config.vocab));
   struct Pair {
     absl::string_view name;
     uint64_t found, submitted;
   };
-  for (const Pair& pair :
-       {Pair{"sequences", dataset_->sequences(), spec.dataset_sequences()},
-        Pair{"tokens", dataset_->tokens(), spec.dataset_tokens()},
-        Pair{"labels", dataset_->valid_tokens(),
-             spec.dataset_valid_tokens()}}) {
-    if (pair.found == pair.submitted) continue;
-    return InvalidInput(
-        spec.data(), pair.name, absl::StrCat(pair.found),
-        absl::StrCat("was ", pair.submitted, " when the job was submitted"),
-        "the file has changed; submit again");
+  for (int i = 0; i < spec.sources_size(); ++i) {
+    const v1::DataSource& source = spec.sources(i);
+    const data::Dataset& dataset = data_->datasets()[i];
+    for (const Pair& pair :
+         {Pair{"sequences", dataset.sequences(), source.sequences()},
+          Pair{"tokens", dataset.tokens(), source.tokens()},
+          Pair{"labels", dataset.valid_tokens(), source.valid_tokens()}}) {
+      if (pair.found == pair.submitted) continue;
+      return InvalidInput(
+          source.path(), pair.name, absl::StrCat(pair.found),
+          absl::StrCat("was ", pair.submitted, " when the job was submitted"),
+          "the file has changed; submit again");
+    }
   }
   return absl::OkStatus();
 }
@@ -222,8 +223,7 @@ absl::Status Session::BuildTrainer() {
   inputs.layout = &proposal_->layout;
   inputs.plan = &plan;
   inputs.rank = static_cast<int>(config_.rank);
-  inputs.dataset = &*dataset_;
-  inputs.seed = proposal_->spec.seed();
+  inputs.mixture = &*data_;
   inputs.batch = proposal_->batch_shape();
   inputs.params = &attachment_->params();
   inputs.grads = &attachment_->grads();

@@ -27,7 +27,7 @@
 #include "common/device/device.h"
 #include "common/model/output.h"
 #include "common/model/source.h"
-#include "worker/data/dataset.h"
+#include "worker/data/mixture.h"
 #include "worker/ops/ops.h"
 #include "worker/session/attachment.h"
 #include "worker/session/config.h"
@@ -66,7 +66,7 @@ class Session {
 
   // Steps of OnAttach.
   absl::Status PassSource();
-  absl::Status OpenDataset();
+  absl::Status OpenData();
   absl::Status MakeOps();
   absl::Status JoinCollectives();
   absl::StatusOr<v1::CollectiveIds> MeetOtherRanks();
@@ -99,7 +99,7 @@ class Session {
   std::optional<Proposal> proposal_;
   std::optional<Attachment> attachment_;
   std::optional<model::TensorSource> source_;  // rank 0
-  std::optional<data::Dataset> dataset_;
+  std::optional<data::Mixture> data_;
   std::unique_ptr<device::Device> device_;
   device::AcceleratorInfo gpu_;  // if it is one
   std::unique_ptr<ops::Ops> ops_;

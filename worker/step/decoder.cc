@@ -44,6 +44,7 @@ Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
       batch_(plan.micro_batch_size),
       sequence_(plan.sequence_length),
       tokens_(plan.micro_batch_tokens()),
+      documents_(plan.micro_batch_documents()),
       rstd_(buffers.get<float>("layer.rstd")),
       activated_(buffers.get<void>("layer.activated")),
       d_norm_(buffers.get<void>("layer.d_norm")),
@@ -60,9 +61,15 @@ Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
   }
 }
 
-ops::AttentionShape Decoder::Shape(int64_t layer) const {
-  return {batch_,           sequence_,        config_.heads,
-          config_.kv_heads, config_.head_dim, config_.window[layer]};
+ops::AttentionShape Decoder::Shape(int64_t layer, int64_t micro_batch) const {
+  ops::AttentionShape shape = {batch_,           sequence_,
+                               config_.heads,    config_.kv_heads,
+                               config_.head_dim, config_.window[layer]};
+  if (first_rows_ != nullptr) {
+    shape.documents = {first_rows_ + micro_batch * tokens_,
+                       offsets_ + micro_batch * (documents_ + 1), documents_};
+  }
+  return shape;
 }
 
 Decoder::Places Decoder::At(const Piece& piece, Pass pass) const {
@@ -90,9 +97,9 @@ Decoder::Places Decoder::At(const Piece& piece, Pass pass) const {
   return a;
 }
 
-absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Places& a,
-                              const UnitWeights& weights, ops::ConstAct input,
-                              device::Stream& stream) {
+absl::Status Decoder::Compute(uint8_t mask, const ops::AttentionShape& shape,
+                              const Places& a, const UnitWeights& weights,
+                              ops::ConstAct input, device::Stream& stream) {
   const int64_t h = config_.hidden;
   const auto wanted = [mask](Segment s) { return (mask & Bit(s)) != 0; };
   if (wanted(Segment::kInputNorm)) {
@@ -109,13 +116,13 @@ absl::Status Decoder::Compute(uint8_t mask, int64_t layer, const Places& a,
   if (wanted(Segment::kRotated)) {
     SDP_RETURN_IF_ERROR(ops_.QkNormRopeForward(
         a.at(Segment::kQkv), weights.w(Role::kQNorm), weights.w(Role::kKNorm),
-        config_.rms_eps, rope_, Shape(layer), a.at(Segment::kRotated),
-        a.qk_rstd, stream));
+        config_.rms_eps, rope_, shape, a.at(Segment::kRotated), a.qk_rstd,
+        stream));
   }
   if (wanted(Segment::kAttention)) {
-    SDP_RETURN_IF_ERROR(
-        ops_.AttentionForward(a.at(Segment::kRotated), Shape(layer),
-                              a.at(Segment::kAttention), a.lse, stream));
+    SDP_RETURN_IF_ERROR(ops_.AttentionForward(a.at(Segment::kRotated), shape,
+                                              a.at(Segment::kAttention), a.lse,
+                                              stream));
   }
   if (wanted(Segment::kMiddle)) {
     SDP_RETURN_IF_ERROR(
@@ -139,7 +146,8 @@ absl::Status Decoder::Forward(int64_t layer, int64_t micro_batch,
                               const UnitWeights& weights, ops::ConstAct input,
                               ops::Act output, device::Stream& stream) {
   const Places a = At({layer, micro_batch}, Pass::kForward);
-  SDP_RETURN_IF_ERROR(Compute(kAllSegments, layer, a, weights, input, stream));
+  SDP_RETURN_IF_ERROR(Compute(kAllSegments, Shape(layer, micro_batch), a,
+                              weights, input, stream));
   SDP_RETURN_IF_ERROR(ops_.SwiGluForward(a.at(Segment::kGateUp), tokens_,
                                          config_.intermediate, activated_,
                                          stream));
@@ -155,10 +163,11 @@ absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
   const Places a = At({layer, micro_batch}, Pass::kBackward);
   const uint8_t missing = MissingInBackward(a.kept, config_.qk_norm);
   const uint8_t there = a.kept | missing;
-  SDP_RETURN_IF_ERROR(Compute(missing, layer, a, weights, input, stream));
+  const ops::AttentionShape shape = Shape(layer, micro_batch);
+  SDP_RETURN_IF_ERROR(Compute(missing, shape, a, weights, input, stream));
   SDP_RETURN_IF_ERROR(BackwardMlp(a, (there & Bit(Segment::kPostNorm)) != 0,
                                   weights, d_hidden, stream));
-  return BackwardAttention(layer, a, (there & Bit(Segment::kInputNorm)) != 0,
+  return BackwardAttention(shape, a, (there & Bit(Segment::kInputNorm)) != 0,
                            weights, input, d_hidden, stream);
 }
 
@@ -192,13 +201,13 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
                                    weights.d(Role::kGate), nullptr, stream);
 }
 
-absl::Status Decoder::BackwardAttention(int64_t layer, const Places& a,
+absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
+                                        const Places& a,
                                         bool has_input_norm,
                                         const UnitWeights& weights,
                                         ops::ConstAct input, ops::Act d_hidden,
                                         device::Stream& stream) {
   const int64_t h = config_.hidden;
-  const ops::AttentionShape shape = Shape(layer);
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
       a.at(Segment::kAttention), d_hidden, tokens_, config_.q_dim(), h,
       weights.d(Role::kO), nullptr, stream));

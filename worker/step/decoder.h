@@ -29,6 +29,14 @@ class Decoder {
           const policy::Plan& plan, const Activations& activations,
           const Buffers& buffers);
 
+  // Of the micro-batches, one after another, for what is enqueued from now on:
+  // ops::Documents' arrays, with Plan::micro_batch_documents() places. Null:
+  // not packed, as after construction.
+  void UseDocuments(const int32_t* first_rows, const int32_t* offsets) {
+    first_rows_ = first_rows;
+    offsets_ = offsets;
+  }
+
   // output [tokens, hidden] = layer(input). Kept activations are in their
   // places between Activations::Begin and End.
   absl::Status Forward(int64_t layer, int64_t micro_batch,
@@ -52,23 +60,24 @@ class Decoder {
 
   Places At(const Piece& piece, Pass pass) const;
   // The segments in `mask`, in order, each from what precedes it.
-  absl::Status Compute(uint8_t mask, int64_t layer, const Places& a,
-                       const UnitWeights& weights, ops::ConstAct input,
-                       device::Stream& stream);
+  absl::Status Compute(uint8_t mask, const ops::AttentionShape& shape,
+                       const Places& a, const UnitWeights& weights,
+                       ops::ConstAct input, device::Stream& stream);
   absl::Status BackwardMlp(const Places& a, bool has_post_norm,
                            const UnitWeights& weights, ops::Act d_hidden,
                            device::Stream& stream);
-  absl::Status BackwardAttention(int64_t layer, const Places& a,
-                                 bool has_input_norm,
+  absl::Status BackwardAttention(const ops::AttentionShape& shape,
+                                 const Places& a, bool has_input_norm,
                                  const UnitWeights& weights,
                                  ops::ConstAct input, ops::Act d_hidden,
                                  device::Stream& stream);
-  ops::AttentionShape Shape(int64_t layer) const;
+  ops::AttentionShape Shape(int64_t layer, int64_t micro_batch) const;
 
   ops::Ops& ops_;
   const model::ModelConfig& config_;
   const Activations& activations_;
-  const int64_t batch_, sequence_, tokens_;
+  const int64_t batch_, sequence_, tokens_, documents_;
+  const int32_t *first_rows_ = nullptr, *offsets_ = nullptr;
   std::vector<uint8_t> kept_;  // by layer
   void* scratch_[policy::kSegments];
   policy::SegmentLayout layouts_[policy::kSegments];

@@ -43,6 +43,7 @@ absl::Status TrainerImpl::Warm() {
 absl::Status TrainerImpl::Rehearse() {
   FillPseudoRandomBatch(0);
   SDP_ASSIGN_OR_RETURN(const StepTokens tokens, UploadBatch(0));
+  decoder_->UseDocuments(tokens.first_rows, tokens.offsets);
   SDP_RETURN_IF_ERROR(window_->Rehearse());
   const int64_t all = in_.plan->micro_batches * in_.plan->micro_batch_tokens();
   const int embedding_unit = in_.layout->embedding_unit();

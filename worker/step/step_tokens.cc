@@ -1,7 +1,7 @@
 // A step's tokens: this rank's part of the batch, on its way to the device, and
 // what it tells the daemon beforehand.
 #include <algorithm>
-#include <cstring>
+#include <vector>
 
 #include "common/base/check.h"
 #include "common/base/clock.h"
@@ -11,11 +11,10 @@
 namespace slidedp::step {
 
 absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
-  if (in_.dataset == nullptr) {
+  if (in_.mixture == nullptr) {
     FillPseudoRandomBatch(step);
   } else {
-    data::FillStepBatch(*in_.dataset, *sampler_, in_.batch, in_.rank, step,
-                        batch_);
+    data::FillStepBatch(*in_.mixture, in_.batch, in_.rank, step, batch_);
   }
   if (hooks_.on_batch) hooks_.on_batch(step, batch_);
   if (!in_.compute_only) {
@@ -32,23 +31,32 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
     uint64_t step) {
   const uint64_t tokens =
       in_.plan->micro_batches * in_.plan->micro_batch_tokens();
-  SDP_CHECK(batch_.ids.size() == tokens && batch_.labels.size() == tokens,
-            "a batch of another size than the plan's");
+  const uint64_t ints = in_.plan->batch_ints();
+  SDP_CHECK(
+      batch_.ids.size() == tokens && batch_.labels.size() == tokens &&
+          2 * tokens + batch_.first_rows.size() + batch_.offsets.size() == ints,
+      "a batch of another size than the plan's");
   const uint64_t parity = step % 2;
-  int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
-  int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
-  std::memcpy(host, batch_.ids.data(), tokens * sizeof(int32_t));
-  std::memcpy(host + tokens, batch_.labels.data(), tokens * sizeof(int32_t));
+  int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * ints;
+  int32_t* device = buffers_.get<int32_t>("tokens") + parity * ints;
+  int32_t* at = host;
+  for (const std::vector<int32_t>* part :
+       {&batch_.ids, &batch_.labels, &batch_.first_rows, &batch_.offsets}) {
+    at = std::copy(part->begin(), part->end(), at);
+  }
   StepTokens result;
   result.ids = device;
   result.labels = device + tokens;
+  const bool packed = in_.plan->documents_per_sequence > 0;
+  result.first_rows = packed ? device + 2 * tokens : nullptr;
+  result.offsets = packed ? device + 3 * tokens : nullptr;
   result.scale =
       batch_.valid_tokens == 0
           ? 0.0f
           : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
   result.loss_sum = buffers_.get<double>("scalars") + parity;
   SDP_RETURN_IF_ERROR(
-      in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
+      in_.device->Copy(device, host, ints * sizeof(int32_t), *compute_));
   SDP_RETURN_IF_ERROR(
       in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
   return result;
@@ -79,6 +87,25 @@ void TrainerImpl::FillPseudoRandomBatch(uint64_t step) {
   for (uint64_t t = 0; t < tokens; ++t) {
     batch_.ids[t] = next();
     batch_.labels[t] = next();
+  }
+  OneDocumentPerSequence();
+}
+
+void TrainerImpl::OneDocumentPerSequence() {
+  batch_.first_rows.clear();
+  batch_.offsets.clear();
+  if (in_.plan->documents_per_sequence == 0) return;
+  const int64_t length = in_.plan->sequence_length;
+  for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    const auto places = static_cast<int64_t>(batch_.offsets.size()) +
+                        in_.plan->micro_batch_documents() + 1;
+    for (int64_t s = 0; s < in_.plan->micro_batch_size; ++s) {
+      const auto row = static_cast<int32_t>(s * length);
+      batch_.offsets.push_back(row);
+      batch_.first_rows.insert(batch_.first_rows.end(), length, row);
+    }
+    batch_.offsets.resize(places,
+                          static_cast<int32_t>(in_.plan->micro_batch_tokens()));
   }
 }
 

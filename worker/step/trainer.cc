@@ -90,11 +90,14 @@ absl::Status TrainerImpl::Init() {
                                        buffers_);
   head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
                                  plan.head_chunk_tokens, buffers_);
-  if (in_.dataset != nullptr) {
-    sampler_ =
-        std::make_unique<data::Sampler>(in_.dataset->sequences(), in_.seed);
-  } else if (!in_.compute_only) {
+  if (in_.mixture == nullptr && !in_.compute_only) {
     return absl::InvalidArgumentError("a job without a data set");
+  }
+  if (in_.mixture != nullptr &&
+      in_.mixture->documents_per_sequence() != plan.documents_per_sequence) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the data has up to ", in_.mixture->documents_per_sequence(),
+        " documents a sequence, the plan ", plan.documents_per_sequence));
   }
   SDP_ASSIGN_OR_RETURN(compute_, in_.device->NewStream("compute"));
   for (auto& event : visit_done_) {
@@ -172,6 +175,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   const std::vector<Visit> order = upcoming_;
 
   SDP_ASSIGN_OR_RETURN(const StepTokens tokens, BeginStep(step));
+  decoder_->UseDocuments(tokens.first_rows, tokens.offsets);
   size_t at = 0;
   SDP_RETURN_IF_ERROR(Embed(step, tokens));
   for (int l = 0; l < layers; ++l) {

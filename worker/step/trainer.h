@@ -16,7 +16,8 @@
 #include "common/shm/segment.h"
 #include "common/trace/trace.h"
 #include "policy/plan.h"
-#include "worker/data/dataset.h"
+#include "worker/data/mixture.h"
+#include "worker/data/step_batch.h"
 #include "worker/ops/ops.h"
 
 namespace slidedp::step {
@@ -32,8 +33,7 @@ struct TrainerInputs {
   const model::StateLayout* layout = nullptr;
   const policy::Plan* plan = nullptr;
   int rank = 0;
-  const data::Dataset* dataset = nullptr;
-  uint64_t seed = 0;
+  const data::Mixture* mixture = nullptr;
   data::BatchShape batch;
   // The job's segments, mapped.
   const shm::Mapping* params = nullptr;
@@ -58,9 +58,10 @@ struct TrainerInputs {
   // Computes and nothing else, for benchmarks: every unit stays on the device,
   // gradients stay in their accumulators, no word is waited for or written.
   // Needs one rank and a window slot for every layer. `params` etc. are not
-  // used and may be null. Without a data set tokens are pseudo-random (from
-  // `seed`), and every one is a label.
+  // used and may be null. Without data, tokens are pseudo-random (from `seed`),
+  // and every one is a label.
   bool compute_only = false;
+  uint64_t seed = 0;
   // compute_only: called by Create for each unit, before the warm-up, to write
   // its elements (StateLayout) to `weights`, device memory, which is zero
   // before; done when it returns.

@@ -57,6 +57,7 @@ class TrainerImpl : public Trainer {
   struct StepTokens {
     const int32_t* ids;
     const int32_t* labels;
+    const int32_t *first_rows, *offsets;  // null: not packed
     float scale;
     double* loss_sum;
   };
@@ -72,6 +73,9 @@ class TrainerImpl : public Trainer {
   absl::Status Forget();
   // batch_, of the plan's size; every token is a label.
   void FillPseudoRandomBatch(uint64_t step);
+  // Of batch_, if the plan is for packed documents: padding, which comes last,
+  // may be of the document before it.
+  void OneDocumentPerSequence();
   absl::StatusOr<StepTokens> UploadBatch(uint64_t step);  // batch_
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
   void ReportUsedRows(uint64_t step);
@@ -111,7 +115,6 @@ class TrainerImpl : public Trainer {
   std::unique_ptr<Activations> activations_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Head> head_;
-  std::unique_ptr<data::Sampler> sampler_;
   std::unique_ptr<device::Stream> compute_;
   std::array<std::unique_ptr<device::Event>, kVisitsAhead> visit_done_;
   std::unique_ptr<device::Event> embedded_;

@@ -194,7 +194,7 @@ TEST_F(CliTest, DryRunShowsThePlanAndSubmitsNothing) {
   const Json& spec = json["spec"];
   EXPECT_EQ(spec["name"], "job");
   EXPECT_EQ(spec["model"], folder_.Sub("model"));
-  EXPECT_EQ(spec["data"], folder_.Sub("data.safetensors"));
+  EXPECT_EQ(spec["data"][0]["path"], folder_.Sub("data.safetensors"));
   EXPECT_EQ(spec["output"], folder_.Sub("out"));
   EXPECT_EQ(spec["dataset"]["sequences"], 64);  // 4096 tokens / 64
   EXPECT_EQ(spec["dataset"]["tokens"], 4096);
@@ -223,7 +223,8 @@ TEST_F(CliTest, RelativePathsStartAtTheCurrentFolder) {
                    "--set", "output=new/../out"});
   ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
   EXPECT_EQ(outcome.json()["spec"]["model"], folder_.Sub("model"));
-  EXPECT_EQ(outcome.json()["spec"]["data"], folder_.Sub("data.safetensors"));
+  EXPECT_EQ(outcome.json()["spec"]["data"][0]["path"],
+            folder_.Sub("data.safetensors"));
   EXPECT_EQ(outcome.json()["spec"]["output"], folder_.Sub("sub/out"));
 }
 
@@ -238,6 +239,8 @@ TEST_F(CliTest, BadJobsAreOneErrorAndExitCodeOne) {
       {{"model=text"}, "config.json"},
       {{"data=absent.safetensors"}, "absent.safetensors"},
       {{"data=text"}, "data"},
+      {{"data=[data.safetensors, text]"}, "data"},
+      {{"packing=maybe"}, "packing = maybe"},
       {{"output=full"}, "full"},
       {{"output=absent/out"}, "absent"},
       {{"output=model/out"}, "model's own folder"},
@@ -314,6 +317,65 @@ TEST_F(CliTest, EstimateIsThePolicysNumbersToTheByte) {
                    "--micro-batch-size", "2", "--sequence-length", "96"});
   EXPECT_THAT(outcome.out, AllOf(HasSubstr(absl::StrCat(host)),
                                  HasSubstr(absl::StrCat(device))));
+}
+
+TEST_F(CliTest, EstimateWithDataSaysWhatAStepHolds) {
+  // 16 documents, 4096 tokens.
+  for (const bool packing : {false, true}) {
+    Outcome outcome =
+        runner_.Run({"estimate", "model", "--data", "data.safetensors",
+                     "--packing", packing ? "true" : "false", "--batch-size",
+                     "4", "--sequence-length", "300", "-o", "json"});
+    ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
+    const Json json = outcome.json();
+    const double padding = json["data"]["padding_share"].get<double>();
+    const double tokens = json["data"]["tokens_per_step"].get<double>();
+    EXPECT_NEAR(tokens, 4 * 300 * (1 - padding), 1e-6);
+    const int64_t documents =
+        json["plan"]["documents_per_sequence"].get<int64_t>();
+    if (!packing) {
+      EXPECT_EQ(padding, 0);  // a stream is cut evenly
+      EXPECT_EQ(documents, 0);
+      continue;
+    }
+    const auto sequences = json["data"]["sequences"].get<uint64_t>();
+    EXPECT_GE(sequences, 14u);  // 4096 / 300
+    EXPECT_NEAR(padding, 1 - 4096.0 / (static_cast<double>(sequences) * 300),
+                1e-9);
+    EXPECT_GT(documents, 1);
+    outcome = runner_.Run({"estimate", "model", "--data", "data.safetensors",
+                           "--set", "packing=true"});
+    EXPECT_THAT(outcome.out,
+                AllOf(HasSubstr("documents packed"), HasSubstr("% padding")));
+  }
+}
+
+TEST_F(CliTest, SeveralDataSetsAndMaxTokensAreResolved) {
+  testing::TokenDatasetOptions data;
+  data.tokens = 640;
+  data.seed = 2;
+  testing::WriteTokenDataset(folder_.Sub("b.safetensors"), data);
+  folder_.Write("job.yaml",
+                "model: model\noutput: out\nsequence_length: 64\n"
+                "data: [{path: data.safetensors, weight: 0.75},\n"
+                "       {path: b.safetensors, weight: 0.25}]\n"
+                "batch_size: 4\nmax_tokens: 1000\n");
+  Outcome outcome =
+      runner_.Run({"submit", "job.yaml", "--dry-run", "-o", "json"});
+  ASSERT_EQ(outcome.code, kExitOk) << outcome.err;
+  const Json json = outcome.json();
+  EXPECT_EQ(json["spec"]["dataset"]["sequences"], 74);
+  EXPECT_EQ(json["spec"]["data"][1]["path"], folder_.Sub("b.safetensors"));
+  EXPECT_EQ(json["spec"]["data"][1]["weight"], 0.25);
+  // 16 sequences of 64 are the fewest that hold 1000 tokens.
+  EXPECT_EQ(json["spec"]["steps"], 4);
+  EXPECT_EQ(json["spec"]["max_tokens"], 1000);
+  EXPECT_EQ(json["data"]["sources"][0]["share"], 0.75);
+  EXPECT_NEAR(json["data"]["sources"][1]["passes_per_epoch"].get<double>(),
+              0.25 * 74 / 10, 1e-9);
+  outcome = runner_.Run({"submit", "job.yaml", "--dry-run"});
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("25.0% of each step"),
+                                 HasSubstr("1.85 passes an epoch")));
 }
 
 TEST_F(CliTest, EstimateNeedsOnlyTheConfig) {

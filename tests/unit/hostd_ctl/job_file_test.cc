@@ -57,7 +57,7 @@ TEST(JobFileTest, PrintedDefaultsParseBackToTheDefaults) {
   ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(PrintDefaults()));
   v1::JobSpec expected = DefaultJobSpec();
   expected.set_model("/path/to/model");
-  expected.set_data("/path/to/data.safetensors");
+  expected.add_sources()->set_path("/path/to/data.safetensors");
   expected.set_output("/path/to/output");
   expected.set_epochs(3);
   EXPECT_TRUE(MessageDifferencer::Equals(spec, expected)) << spec.DebugString();
@@ -80,6 +80,8 @@ output: ../out
 ranks: 2
 device: cpu
 sequence_length: 256
+packing: true
+long_documents: truncate
 batch_size: 16
 micro_batch_size: 2
 steps: 100
@@ -104,7 +106,11 @@ launch: manual
 )"));
   EXPECT_EQ(spec.name(), "run-1.a_B");
   EXPECT_EQ(spec.model(), "models/tiny");
-  EXPECT_EQ(spec.data(), "data with space.safetensors");
+  ASSERT_EQ(spec.sources_size(), 1);
+  EXPECT_EQ(spec.sources(0).path(), "data with space.safetensors");
+  EXPECT_EQ(spec.sources(0).weight(), 0);
+  EXPECT_TRUE(spec.packing());
+  EXPECT_EQ(spec.long_documents(), v1::LONG_DOCUMENTS_TRUNCATE);
   EXPECT_EQ(spec.output(), "../out");
   EXPECT_EQ(spec.ranks(), 2);
   EXPECT_EQ(spec.device(), v1::DEVICE_KIND_CPU);
@@ -135,6 +141,24 @@ launch: manual
   EXPECT_EQ(spec.tuning().compute_threads(), 1);
   EXPECT_EQ(spec.tuning().update_threads(), 7);
   EXPECT_EQ(spec.launch(), v1::LAUNCH_KIND_MANUAL);
+}
+
+TEST(JobFileTest, DataMayBeAListWithWeightsOrWithout) {
+  ASSERT_OK_AND_ASSIGN(
+      v1::JobSpec spec,
+      Parse("data: [{path: a, weight: 0.7}, {weight: 3e-1, path: b}]\n"));
+  ASSERT_EQ(spec.sources_size(), 2);
+  EXPECT_EQ(spec.sources(0).path(), "a");
+  EXPECT_EQ(spec.sources(0).weight(), 0.7);
+  EXPECT_EQ(spec.sources(1).path(), "b");
+  EXPECT_EQ(spec.sources(1).weight(), 0.3);
+  ASSERT_OK_AND_ASSIGN(spec, Parse("data: [a, {path: b}]\n", {"seed=3"}));
+  ASSERT_EQ(spec.sources_size(), 2);
+  EXPECT_EQ(spec.sources(1).path(), "b");
+  EXPECT_EQ(spec.sources(1).weight(), 0);
+  ASSERT_OK_AND_ASSIGN(spec, Parse("data: [a, b]\n", {"data=c"}));
+  ASSERT_EQ(spec.sources_size(), 1);
+  EXPECT_EQ(spec.sources(0).path(), "c");
 }
 
 TEST(JobFileTest, AScheduleMayBeOneWord) {
@@ -242,6 +266,18 @@ TEST(JobFileTest, AWrongValueIsNamedWithFileFieldLineAndRemedy) {
       {"routes: {reduce: fp64}", "routes.reduce", "fp64"},
       {"tuning: {window_slots: -2}", "tuning.window_slots", "-2"},
       {"tuning: {h2d_chunk_bytes: 4MiB}", "tuning.h2d_chunk_bytes", "4MiB"},
+      {"data: []", "data", "0 data sets"},
+      {"data: {weight: 1}", "data", "has no path"},
+      {"data: [{path: a, wieght: 1}]", "data", "entry 1: unknown key wieght"},
+      {"data: [{path: a, weight: 1}, b]", "data", "entry 2: a weight"},
+      {"data: [{path: a, weight: 0}]", "data", "entry 1: weight 0"},
+      {"data: [{path: a, weight: .inf}]", "data", "entry 1: weight .inf"},
+      {"data: [[a]]", "data", "[...]"},
+      {"data: [~/a]", "data", "entry 1: ~"},
+      {"packing: 1", "packing", "1"},
+      {"long_documents: drop", "long_documents", "drop"},
+      {"max_tokens: 0", "max_tokens", "0"},
+      {"max_tokens: 1e9", "max_tokens", "1e9"},
       {"model: ", "model", "null"},
       {"model: ''", "model", ""},
       {"model: [a]", "model", "[...]"},
@@ -268,6 +304,22 @@ TEST(JobFileTest, StepsAndEpochsExcludeEachOther) {
   ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("epochs: 2\nsteps: null\n"));
   EXPECT_EQ(spec.epochs(), 2);
   EXPECT_EQ(spec.steps(), 0);
+}
+
+TEST(JobFileTest, MaxTokensExcludesStepsAndEpochs) {
+  EXPECT_THAT(Parse("max_tokens: 5\nsteps: 10\n"),
+              StatusIs(kInvalid, AllOf(HasSubstr("steps (line 2)"),
+                                       HasSubstr("max_tokens"))));
+  EXPECT_THAT(Parse("max_tokens: 5\nepochs: 10\n"),
+              StatusIs(kInvalid, AllOf(HasSubstr("max_tokens (line 1)"),
+                                       HasSubstr("epochs"))));
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec,
+                       Parse("epochs: 2\n", {"max_tokens=7"}));
+  EXPECT_EQ(spec.max_tokens(), 7);
+  EXPECT_EQ(spec.epochs(), 0);
+  ASSERT_OK_AND_ASSIGN(spec, Parse("max_tokens: 2\n", {"steps=3"}));
+  EXPECT_EQ(spec.max_tokens(), 0);
+  EXPECT_EQ(spec.steps(), 3);
 }
 
 TEST(JobFileTest, SetGoesOverTheFileAndIsYaml) {

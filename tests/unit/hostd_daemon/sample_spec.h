@@ -11,7 +11,12 @@ inline v1::JobSpec SampleSpec(const TinyModelOptions& model = {}) {
   spec.set_version(1);
   spec.set_name("sample");
   spec.set_model("/models/tiny");
-  spec.set_data("/data/tokens.safetensors");
+  v1::DataSource& source = *spec.add_sources();
+  source.set_path("/data/tokens.safetensors");
+  source.set_sequences(100);
+  source.set_tokens(1600);
+  source.set_used_tokens(1600);
+  source.set_valid_tokens(1500);
   spec.set_output("/out/sample");
   spec.set_ranks(1);
   spec.set_device(v1::DEVICE_KIND_CPU);

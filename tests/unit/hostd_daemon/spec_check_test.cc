@@ -41,7 +41,41 @@ TEST(SpecCheckTest, HostileFieldsAreNamed) {
       {"model", [](auto& s) { s.clear_model(); }},
       {"model", [](auto& s) { s.set_model("models/tiny"); }},
       {"model", [](auto& s) { s.set_model("/" + std::string(5000, 'x')); }},
-      {"data", [](auto& s) { s.set_data("."); }},
+      {"data", [](auto& s) { s.clear_sources(); }},
+      {"data",
+       [](auto& s) {
+         for (int i = 0; i < 64; ++i) *s.add_sources() = s.sources(0);
+       }},
+      {"data[0].path", [](auto& s) { s.mutable_sources(0)->set_path("."); }},
+      {"data[0].weight", [](auto& s) { s.mutable_sources(0)->set_weight(-1); }},
+      {"data[0].weight",
+       [](auto& s) { s.mutable_sources(0)->set_weight(std::nan("")); }},
+      {"data[1].weight",
+       [](auto& s) {
+         *s.add_sources() = s.sources(0);
+         s.mutable_sources(0)->set_weight(1);
+       }},
+      {"data[0].sequences",
+       [](auto& s) { s.mutable_sources(0)->set_sequences(0); }},
+      {"data[0].used_tokens",
+       [](auto& s) { s.mutable_sources(0)->set_used_tokens(1601); }},
+      {"data[0].valid_tokens",
+       [](auto& s) { s.mutable_sources(0)->set_valid_tokens(0); }},
+      {"dataset_sequences",
+       [](auto& s) { s.mutable_sources(0)->set_sequences(99); }},
+      {"long_documents",
+       [](auto& s) {
+         s.set_long_documents(static_cast<v1::LongDocuments>(9));
+       }},
+      {"max_tokens", [](auto& s) { s.set_max_tokens(~uint64_t{0}); }},
+      {"documents_per_sequence",
+       [](auto& s) { s.set_documents_per_sequence(1); }},
+      {"documents_per_sequence", [](auto& s) { s.set_packing(true); }},
+      {"documents_per_sequence",
+       [](auto& s) {
+         s.set_packing(true);
+         s.set_documents_per_sequence(17);
+       }},
       {"output", [](auto& s) { s.set_output(""); }},
       {"output", [](auto& s) { s.set_output("/a\tb"); }},
       {"output", [](auto& s) { s.set_output(s.model()); }},

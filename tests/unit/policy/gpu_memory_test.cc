@@ -52,6 +52,18 @@ TEST(GpuMemoryTest, ALimitCountsLikeASmallerGpu) {
               testing::IsOkAndHolds(small - 4 * kGiB));
 }
 
+TEST(GpuMemoryTest, PackedAttentionTakesMoreWorkspace) {
+  Problem problem = OnGpus(1);
+  const uint64_t before = Allowance(problem);
+  problem.documents_per_sequence = 3;
+  // 4 query heads for 2 of keys: rows of queries, and twice two of the others.
+  const uint64_t tokens = 2 * 64;
+  const model::ModelConfig& config = problem.config;
+  EXPECT_EQ(Allowance(problem) - before,
+            tokens * (4 * (5 * config.qkv_dim() + 2 * config.heads) -
+                      8 * config.q_dim()));
+}
+
 TEST(GpuMemoryTest, WorkspaceGrowsWithWhatIsComputedAtOnce) {
   Problem problem = OnGpus(1);
   const uint64_t before = Allowance(problem);

@@ -153,6 +153,27 @@ TEST(DeviceBuffersTest, NamesAreUniqueAndSizesWholePages) {
   }
 }
 
+TEST(DeviceBuffersTest, PackedPlansHaveRoomForTheirDocuments) {
+  Problem problem = TinyProblem(1);
+  problem.documents_per_sequence = 5;
+  ASSERT_OK_AND_ASSIGN(Plan plan, MakePlan(problem));
+  const int64_t rows = plan.micro_batches * plan.micro_batch_tokens();
+  // Ids, labels and first rows; an offset for each document and the end.
+  EXPECT_EQ(plan.batch_ints(),
+            3 * rows + plan.micro_batches * (plan.micro_batch_size * 5 + 1));
+  const auto buffers = DeviceBuffers(
+      problem.config, model::MakeStateLayout(problem.config), plan);
+  EXPECT_GE(Bytes(buffers, "tokens"), 2 * 4 * plan.batch_ints());
+  EXPECT_EQ(Bytes(buffers, "tokens"), Bytes(buffers, "pinned.tokens"));
+  const uint64_t packed = PlanHash(plan);
+  plan.documents_per_sequence = 0;
+  EXPECT_EQ(plan.batch_ints(), 2 * rows);
+  EXPECT_NE(PlanHash(plan), packed);
+  problem.documents_per_sequence = problem.sequence_length + 1;
+  EXPECT_THAT(MakePlan(problem), StatusIs(absl::StatusCode::kInvalidArgument,
+                                          HasSubstr("documents_per_sequence")));
+}
+
 TEST(DeviceBuffersTest, KeptSegmentsAreCountedToTheByte) {
   Problem problem = LargeProblem();
   problem.batch_size = 16;  // two micro-batches
@@ -283,6 +304,7 @@ TEST(WireTest, PlanSurvivesTheWire) {
   problem.offload_permille = {0, 300};
   problem.stage_slots = 5;
   problem.embedding.reduce = ReduceDType::kF32;
+  problem.documents_per_sequence = 2;
   ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
   ASSERT_OK_AND_ASSIGN(const Plan back, FromWire(ToWire(plan)));
   EXPECT_EQ(PlanHash(back), PlanHash(plan));
@@ -307,6 +329,10 @@ TEST(WireTest, IncompletePlansAreRefused) {
   wire.set_offload_permille(1, 1001);
   EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("offload_permille = 1001")));
+  wire.set_documents_per_sequence(wire.sequence_length() + 1);
+  EXPECT_THAT(FromWire(wire),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("documents_per_sequence")));
 }
 
 }  // namespace

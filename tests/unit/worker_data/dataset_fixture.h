@@ -79,11 +79,12 @@ class DatasetTest : public testing::Test {
   ~DatasetTest() override { std::remove(path_.c_str()); }
 
   absl::StatusOr<Dataset> Open(const std::string& contents,
-                               int64_t sequence_length, int64_t vocab = 1000) {
+                               int64_t sequence_length, int64_t vocab = 1000,
+                               const SequenceOptions& options = {}) {
     UniqueFd fd = OpenFile(path_, O_WRONLY | O_TRUNC).value();
     EXPECT_TRUE(
         PwriteFully(fd.get(), contents.data(), contents.size(), 0, path_).ok());
-    return Dataset::Open(path_, sequence_length, vocab);
+    return Dataset::Open(path_, sequence_length, vocab, options);
   }
 
   std::string path_;

@@ -56,10 +56,28 @@ TEST_F(DatasetTest, StreamSequencesCrossDocuments) {
   EXPECT_EQ(Get(*dataset, 0).labels, Ints({2, 3, 4, -1}));
 }
 
-TEST_F(DatasetTest, DocumentsAreCutAndPadded) {
+TEST_F(DatasetTest, DocumentsAreSplitAndPadded) {
+  const RawDataset raw({1, 2, 3, 4, 5, 6, 7, 8, 9}, std::vector<uint8_t>(9, 1),
+                       {0, 2, 9}, "documents");
+  const auto dataset = Open(raw.Encode(), 4);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  ASSERT_EQ(dataset->sequences(), 3u);
+  EXPECT_EQ(Get(*dataset, 0).ids, Ints({1, 2, 0, 0}));
+  EXPECT_EQ(Get(*dataset, 1).ids, Ints({3, 4, 5, 6}));
+  // Both parts are documents of their own: 7 is nobody's label.
+  EXPECT_EQ(Get(*dataset, 1).labels, Ints({4, 5, 6, -1}));
+  EXPECT_EQ(Get(*dataset, 2).ids, Ints({7, 8, 9, 0}));
+  EXPECT_EQ(Get(*dataset, 2).labels, Ints({8, 9, -1, -1}));
+  EXPECT_EQ(dataset->used_tokens(), 9u);
+  EXPECT_EQ(dataset->documents_per_sequence(), 0);
+}
+
+TEST_F(DatasetTest, TruncatedDocumentsAreCutAndPadded) {
   const RawDataset raw({1, 2, 3, 4, 5, 6, 7, 8}, {1, 1, 1, 1, 1, 1, 1, 1},
                        {0, 2, 7, 8}, "documents");
-  const auto dataset = Open(raw.Encode(), 4);
+  SequenceOptions options;
+  options.long_documents = LongDocuments::kTruncate;
+  const auto dataset = Open(raw.Encode(), 4, 1000, options);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   ASSERT_EQ(dataset->sequences(), 3u);
   EXPECT_EQ(Get(*dataset, 0).ids, Ints({1, 2, 0, 0}));
@@ -71,6 +89,32 @@ TEST_F(DatasetTest, DocumentsAreCutAndPadded) {
   EXPECT_EQ(Get(*dataset, 2).labels, Ints({-1, -1, -1, -1}));
   EXPECT_EQ(dataset->LabelCount(2), 0u);
   EXPECT_EQ(dataset->valid_tokens(), 4u);
+  EXPECT_EQ(dataset->used_tokens(), 7u);
+  EXPECT_EQ(dataset->tokens(), 8u);
+}
+
+TEST_F(DatasetTest, PackedDocumentsHaveNoLabelAcrossThem) {
+  const RawDataset raw({1, 2, 3, 4, 5, 6}, {1, 1, 1, 1, 0, 1}, {0, 3, 6},
+                       "documents");
+  SequenceOptions options;
+  options.packing = true;
+  const auto dataset = Open(raw.Encode(), 7, 1000, options);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  ASSERT_EQ(dataset->sequences(), 1u);
+  const Sequence got = Get(*dataset, 0);
+  // Which of two equally long documents comes first is the seed's.
+  if (got.ids[0] == 1) {
+    EXPECT_EQ(got.ids, Ints({1, 2, 3, 4, 5, 6, 0}));
+    EXPECT_EQ(got.labels, Ints({2, 3, -1, -1, 6, -1, -1}));
+  } else {
+    EXPECT_EQ(got.ids, Ints({4, 5, 6, 1, 2, 3, 0}));
+    EXPECT_EQ(got.labels, Ints({-1, 6, -1, 2, 3, -1, -1}));
+  }
+  EXPECT_EQ(dataset->valid_tokens(), 3u);
+  EXPECT_EQ(dataset->documents_per_sequence(), 3);  // the padding is one
+  std::vector<int32_t> offsets = {7};
+  dataset->AppendDocuments(0, 14, offsets);
+  EXPECT_EQ(offsets, Ints({7, 14, 17, 20}));
 }
 
 TEST_F(DatasetTest, ValidTokensAreTheLabelsThatFillGives) {

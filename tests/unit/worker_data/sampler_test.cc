@@ -1,7 +1,9 @@
+#include "worker/data/sampler.h"
+
 #include <algorithm>
 #include <map>
 
-#include "tests/unit/worker_data/dataset_fixture.h"
+#include "gtest/gtest.h"
 
 namespace slidedp::data {
 namespace {

@@ -1,3 +1,5 @@
+#include "worker/data/step_batch.h"
+
 #include <set>
 
 #include "tests/unit/worker_data/dataset_fixture.h"
@@ -11,8 +13,13 @@ constexpr uint64_t kSequences = 7;
 class StepBatchTest : public DatasetTest {
  protected:
   // Sequence i has labels only in its first i positions.
-  StepBatchTest()
-      : dataset_(MakeDataset()), sampler_(dataset_.sequences(), 3) {}
+  StepBatchTest() : data_(Join(MakeDataset(), 3)) {}
+
+  static Mixture Join(Dataset dataset, uint64_t seed) {
+    std::vector<Dataset> datasets;
+    datasets.push_back(std::move(dataset));
+    return Mixture::Create(std::move(datasets), {}, seed).value();
+  }
 
   Dataset MakeDataset() {
     RawDataset raw = CountingStream(kSequences * kLength);
@@ -44,7 +51,7 @@ class StepBatchTest : public DatasetTest {
     uint64_t labels = 0;
     for (int rank = 0; rank < shape.ranks; ++rank) {
       StepBatch batch;
-      FillStepBatch(dataset_, sampler_, shape, rank, step, batch);
+      FillStepBatch(data_, shape, rank, step, batch);
       const int64_t places = shape.micro_batches * shape.micro_batch_size;
       EXPECT_EQ(batch.ids.size(), places * kLength);
       EXPECT_EQ(batch.labels.size(), places * kLength);
@@ -67,8 +74,7 @@ class StepBatchTest : public DatasetTest {
     return rows;
   }
 
-  Dataset dataset_;
-  Sampler sampler_;
+  Mixture data_;
 };
 
 TEST_F(StepBatchTest, RanksAndMicroBatchesCutOneAndTheSameBatch) {
@@ -77,8 +83,9 @@ TEST_F(StepBatchTest, RanksAndMicroBatchesCutOneAndTheSameBatch) {
     uint64_t want_tokens = 0;
     for (uint64_t p = step * 5; p < step * 5 + 5; ++p) {
       Row row{std::vector<int32_t>(kLength), std::vector<int32_t>(kLength)};
-      dataset_.Fill(sampler_.At(p), row.first.data(), row.second.data());
-      want_tokens += dataset_.LabelCount(sampler_.At(p));
+      const Mixture::Place place = data_.At(p);
+      place.dataset.Fill(place.sequence, row.first.data(), row.second.data());
+      want_tokens += place.dataset.LabelCount(place.sequence);
       want.insert(row);
     }
     for (const int ranks : {1, 2, 3}) {
@@ -99,7 +106,7 @@ TEST_F(StepBatchTest, EveryRankCountsTheTokensOfAllRanks) {
   const BatchShape shape = Shape(3, 5, 1);
   StepBatch batches[3];
   for (int rank = 0; rank < 3; ++rank) {
-    FillStepBatch(dataset_, sampler_, shape, rank, 2, batches[rank]);
+    FillStepBatch(data_, shape, rank, 2, batches[rank]);
   }
   EXPECT_EQ(batches[0].valid_tokens, batches[1].valid_tokens);
   EXPECT_EQ(batches[0].valid_tokens, batches[2].valid_tokens);
@@ -117,7 +124,7 @@ TEST_F(StepBatchTest, PlacesBeyondTheLastEpochHaveNoWeight) {
     EXPECT_EQ(padding, step == 3 ? 2 : 0);
   }
   EXPECT_EQ(all.size(), 2 * kSequences);
-  EXPECT_EQ(total, 2 * dataset_.valid_tokens());
+  EXPECT_EQ(total, 2 * data_.valid_tokens());
   EXPECT_TRUE(Rows(shape, 4, &padding, &tokens).empty());
   EXPECT_EQ(padding, 4);
   EXPECT_EQ(tokens, 0u);
@@ -128,20 +135,77 @@ TEST_F(StepBatchTest, BatchMayBeLargerThanTheDataset) {
   int padding;
   uint64_t tokens;
   EXPECT_EQ(Rows(shape, 1, &padding, &tokens).size(), 2 * kSequences);
-  EXPECT_EQ(tokens, 2 * dataset_.valid_tokens());
+  EXPECT_EQ(tokens, 2 * data_.valid_tokens());
   EXPECT_EQ(padding, 4);
 }
 
 TEST_F(StepBatchTest, ABatchObjectIsReusedWhole) {
   StepBatch batch;
-  FillStepBatch(dataset_, sampler_, Shape(1, 3, 1), 0, 0, batch);
+  FillStepBatch(data_, Shape(1, 3, 1), 0, 0, batch);
   StepBatch fresh;
   const BatchShape shape = Shape(2, 3, 1);
-  FillStepBatch(dataset_, sampler_, shape, 1, 1, batch);
-  FillStepBatch(dataset_, sampler_, shape, 1, 1, fresh);
+  FillStepBatch(data_, shape, 1, 1, batch);
+  FillStepBatch(data_, shape, 1, 1, fresh);
   EXPECT_EQ(batch.ids, fresh.ids);
   EXPECT_EQ(batch.labels, fresh.labels);
   EXPECT_EQ(batch.valid_tokens, fresh.valid_tokens);
+}
+
+TEST_F(StepBatchTest, PackedMicroBatchesSayWhereTheirDocumentsLie) {
+  // Of 4 positions: {2, 2}, {4}, {3, 1}, {1} and padding.
+  std::vector<int32_t> ids = Counting(14);
+  ids.erase(ids.begin());  // 0 is padding here
+  const RawDataset raw(ids, std::vector<uint8_t>(13, 1),
+                       {0, 2, 6, 8, 9, 12, 13}, "documents");
+  SequenceOptions options;
+  options.packing = true;
+  auto dataset = Open(raw.Encode(), kLength, 1000, options);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const Mixture data = Join(*std::move(dataset), 1);
+  ASSERT_EQ(data.sequences(), 4u);
+  ASSERT_EQ(data.documents_per_sequence(), 2);
+  for (const int ranks : {1, 2}) {
+    BatchShape shape = Shape(ranks, 4, 3);
+    shape.end_position = 7;  // step 1 ends with a place without a sequence
+    for (uint64_t step = 0; step < 2; ++step) {
+      std::multiset<std::vector<int32_t>> documents;
+      for (int rank = 0; rank < ranks; ++rank) {
+        StepBatch batch;
+        FillStepBatch(data, shape, rank, step, batch);
+        const int64_t rows = 3 * kLength;
+        ASSERT_EQ(batch.first_rows.size(), shape.micro_batches * rows);
+        ASSERT_EQ(batch.offsets.size(), shape.micro_batches * (3 * 2 + 1));
+        for (int64_t mb = 0; mb < shape.micro_batches; ++mb) {
+          const int32_t* offsets = batch.offsets.data() + mb * 7;
+          const int32_t* first_rows = batch.first_rows.data() + mb * rows;
+          EXPECT_EQ(offsets[0], 0);
+          EXPECT_EQ(offsets[6], rows);
+          for (int d = 0; offsets[d] < rows; ++d) {
+            // No document crosses sequences; positions restart in each.
+            EXPECT_EQ(offsets[d] / kLength, (offsets[d + 1] - 1) / kLength);
+            std::vector<int32_t> document(
+                batch.ids.begin() + mb * rows + offsets[d],
+                batch.ids.begin() + mb * rows + offsets[d + 1]);
+            const bool padding = document[0] == 0;
+            for (int32_t row = offsets[d]; row < offsets[d + 1]; ++row) {
+              EXPECT_EQ(first_rows[row], offsets[d]);
+              // The last token's label would be in the next document.
+              const bool label = !padding && row + 1 < offsets[d + 1];
+              EXPECT_EQ(batch.labels[mb * rows + row],
+                        label ? batch.ids[mb * rows + row + 1] : -1);
+            }
+            documents.insert(document);
+          }
+        }
+      }
+      if (step > 0) continue;
+      for (const std::vector<int32_t>& whole :
+           std::vector<std::vector<int32_t>>{
+               {1, 2}, {3, 4, 5, 6}, {7, 8}, {9}, {10, 11, 12}, {13}}) {
+        EXPECT_EQ(documents.count(whole), 1u) << whole[0];
+      }
+    }
+  }
 }
 
 TEST(EpochPositionsTest, RoundsUpButNotByARoundingError) {

@@ -93,7 +93,12 @@ class SessionTest : public ::testing::Test {
     spec_.set_version(1);
     spec_.set_name("t");
     spec_.set_model(folder_.Sub("model"));
-    spec_.set_data(folder_.Sub("data"));
+    v1::DataSource& source = *spec_.add_sources();
+    source.set_path(folder_.Sub("data"));
+    source.set_sequences(32);
+    source.set_tokens(1024);
+    source.set_used_tokens(1024);
+    source.set_valid_tokens(32 * 31);
     spec_.set_output(folder_.Sub("out"));
     spec_.set_ranks(1);
     spec_.set_device(v1::DEVICE_KIND_CPU);

@@ -18,6 +18,14 @@ using testing::RunLocalJob;
 
 inline constexpr double kLr = 1e-3;
 
+// A gradient element that another summation order moves across a BF16 rounding
+// boundary changes by 2^-8 of its value; Adam turns that into at most about
+// 2^-8 of lr a step. Five steps: 2e-5. Elements whose gradient is rounding
+// noise may move by up to lr; there are none in these models (eps is far
+// below).
+inline constexpr double kMasterBound = 2e-5;
+inline constexpr double kLossBound = 2e-5;  // relative
+
 class TrainerTest : public ::testing::Test {
  protected:
   LocalJobOptions Options(bool tied) {

@@ -18,14 +18,6 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// A gradient element that another summation order moves across a BF16 rounding
-// boundary changes by 2^-8 of its value; Adam turns that into at most about
-// 2^-8 of lr a step. Five steps: 2e-5. Elements whose gradient is rounding
-// noise may move by up to lr; there are none in these models (eps is far
-// below).
-constexpr double kMasterBound = 2e-5;
-constexpr double kLossBound = 2e-5;  // relative
-
 TEST_F(TrainerTest, LossFalls) {
   ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(Options(true)));
   ASSERT_EQ(result.steps.size(), 5u);

@@ -1,0 +1,35 @@
+#include "worker/data/job_data.h"
+
+#include <utility>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace slidedp::data {
+
+absl::StatusOr<Mixture> OpenJobData(const v1::JobSpec& spec, int64_t vocab) {
+  if (spec.sources().empty()) {
+    return InvalidInput("job spec", "data", "", "names no data set",
+                        "give a dataset made by slidedp-prepare");
+  }
+  SequenceOptions options;
+  options.packing = spec.packing();
+  options.long_documents = spec.long_documents() == v1::LONG_DOCUMENTS_TRUNCATE
+                               ? LongDocuments::kTruncate
+                               : LongDocuments::kSplit;
+  options.seed = spec.seed();
+  std::vector<Dataset> datasets;
+  std::vector<double> weights;
+  for (const v1::DataSource& source : spec.sources()) {
+    SDP_ASSIGN_OR_RETURN(
+        Dataset dataset,
+        Dataset::Open(source.path(),
+                      static_cast<int64_t>(spec.sequence_length()), vocab,
+                      options));
+    datasets.push_back(std::move(dataset));
+    if (spec.sources(0).weight() != 0) weights.push_back(source.weight());
+  }
+  return Mixture::Create(std::move(datasets), weights, spec.seed());
+}
+
+}  // namespace slidedp::data
