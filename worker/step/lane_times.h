@@ -32,6 +32,9 @@ class LaneTimes {
   // lane kControl, "step", over all of them, whose `chunk` is their number.
   void RecordInto(trace::Recorder* recorder) { recorder_ = recorder; }
 
+  // Work between steps is not measured.
+  void Pause(bool paused) { paused_ = paused; }
+
   // Around each piece of work, on the stream that does it.
   absl::Status Begin(Lane lane, uint64_t step, const Work& work,
                      device::Stream& stream);
@@ -61,6 +64,7 @@ class LaneTimes {
 
   device::Device* device_;
   trace::Recorder* recorder_ = nullptr;
+  bool paused_ = false;
   std::array<std::array<LaneSpans, kLanes>, 2> lanes_;
 };
 

@@ -30,27 +30,33 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
 
 absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
     uint64_t step) {
+  SDP_ASSIGN_OR_RETURN(StepTokens tokens, UploadTokens(step));
+  tokens.scale =
+      batch_.valid_tokens == 0
+          ? 0.0f
+          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
+  tokens.loss_sum = buffers_.get<double>("scalars") + step % 2;
+  SDP_RETURN_IF_ERROR(
+      in_.device->FillZero(tokens.loss_sum, sizeof(double), *compute_));
+  return tokens;
+}
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadTokens(
+    uint64_t turn) {
   const uint64_t tokens =
       in_.plan->micro_batches * in_.plan->micro_batch_tokens();
   SDP_CHECK(batch_.ids.size() == tokens && batch_.labels.size() == tokens,
             "a batch of another size than the plan's");
-  const uint64_t parity = step % 2;
+  const uint64_t parity = turn % 2;
   int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * 2 * tokens;
   int32_t* device = buffers_.get<int32_t>("tokens") + parity * 2 * tokens;
   std::memcpy(host, batch_.ids.data(), tokens * sizeof(int32_t));
   std::memcpy(host + tokens, batch_.labels.data(), tokens * sizeof(int32_t));
-  StepTokens result;
-  result.ids = device;
-  result.labels = device + tokens;
-  result.scale =
-      batch_.valid_tokens == 0
-          ? 0.0f
-          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
-  result.loss_sum = buffers_.get<double>("scalars") + parity;
   SDP_RETURN_IF_ERROR(
       in_.device->Copy(device, host, 2 * tokens * sizeof(int32_t), *compute_));
-  SDP_RETURN_IF_ERROR(
-      in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
+  StepTokens result = {};
+  result.ids = device;
+  result.labels = device + tokens;
   return result;
 }
 
