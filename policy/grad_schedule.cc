@@ -17,6 +17,7 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
     }
   };
   for (int u = static_cast<int>(layout.units.size()) - 1; u >= 0; --u) {
+    if (layout.units[u].frozen()) continue;
     const uint64_t count = layout.units[u].count;
     const GradRoute route = plan.routes(layout.units[u].kind).grads;
     const uint64_t shard = ShardElements(count, plan.ranks);
@@ -52,9 +53,9 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
 uint64_t ReportedRows(const model::StateLayout& layout) {
   if (layout.tied()) return 0;
   const model::Unit& unit = layout.units[layout.embedding_unit()];
-  return unit.has(model::Role::kEmbedding)
-             ? unit.tensor(model::Role::kEmbedding).shape[0]
-             : 0;
+  if (!unit.has(model::Role::kEmbedding)) return 0;
+  const model::Tensor& table = unit.tensor(model::Role::kEmbedding);
+  return table.frozen ? 0 : table.shape[0];
 }
 
 }  // namespace slidedp::policy

@@ -5,13 +5,25 @@
 
 namespace slidedp::policy {
 
-enum class LrScheduleKind { kLinear, kConstant, kCosine };
+enum class LrScheduleKind {
+  kLinear,
+  kConstant,
+  kCosine,
+  kWsd,  // warm-up, stable, decay
+};
+// The decay of kWsd.
+enum class LrDecay { kCosine, kLinear, kOneMinusSqrt };
 
 struct LrSchedule {
   LrScheduleKind kind = LrScheduleKind::kLinear;
   uint64_t warmup_steps = 0;
   uint64_t total_steps = 0;
-  double min_lr_ratio = 0;  // cosine only: the floor, as a share of the peak
+  // The floor, as a share of the peak. kCosine and kWsd only; kWsd begins its
+  // warm-up there too.
+  double min_lr_ratio = 0;
+  // kWsd only: the last so many steps.
+  uint64_t decay_steps = 0;
+  LrDecay decay = LrDecay::kCosine;
 };
 
 // Factor on the base learning rate of the update number `step` (0-based: the

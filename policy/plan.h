@@ -104,7 +104,8 @@ struct GradChunk {
   uint64_t count;
 };
 
-// Who drains what, in which order. Units go in backward order (last to first),
+// Who drains what, in which order. Units go in backward order (last to first;
+// wholly frozen ones are left out),
 // chunks within a unit by ascending position. `gpu_root`: rank 0 drains the
 // whole unit; `gpu_sharded`: each rank its shard; `cpu`: every rank all of it.
 struct GradSchedule {
@@ -127,7 +128,7 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
 
 // Rows of the embedding table, whose use by a step's batch ranks report: a row
 // that no rank uses has no gradient, so hostd updates it before the gradients
-// come. 0 when tied: the head's part reaches every row.
+// come. 0 when tied: the head's part reaches every row; and when it is frozen.
 uint64_t ReportedRows(const model::StateLayout& layout);
 
 // Elements of each of `ranks` equal shards that cover a unit; a multiple of 64.

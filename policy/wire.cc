@@ -333,4 +333,14 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
   return problem;
 }
 
+model::TensorRules RulesOf(const v1::JobSpec& spec) {
+  model::TensorRules rules;
+  rules.freeze.assign(spec.freeze().begin(), spec.freeze().end());
+  if (spec.optimizer().has_no_decay()) {
+    const auto& patterns = spec.optimizer().no_decay().patterns();
+    rules.no_decay.emplace(patterns.begin(), patterns.end());
+  }
+  return rules;
+}
+
 }  // namespace slidedp::policy

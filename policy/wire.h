@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "common/model/tensor_rules.h"
 #include "policy/plan.h"
 #include "proto/job.pb.h"
 #include "proto/plan.pb.h"
@@ -18,5 +19,7 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
                                   const model::ModelConfig& config,
                                   DeviceKind device, bool peer_access,
                                   int logical_cpus);
+
+model::TensorRules RulesOf(const v1::JobSpec& spec);
 
 }  // namespace slidedp::policy

@@ -36,7 +36,7 @@ MAY_INCLUDE = {
                   "proto", "policy", "hostd/ctl", "worker/data",
                   "hostd/launch/gpu_probe.h"],
     "worker": ["common", "proto", "worker", "policy/plan.h", "policy/wire.h",
-               "policy/lr_schedule.h"],
+               "policy/lr_schedule.h", "policy/eval_schedule.h"],
     # Benchmarks make plans of their own.
     "worker/bench": ["common", "proto", "worker", "policy"],
 }

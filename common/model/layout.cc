@@ -1,5 +1,6 @@
 #include "common/model/layout.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <utility>
 
@@ -62,7 +63,7 @@ class UnitBuilder {
       }
       unit_.tensors.push_back(Tensor{absl::StrCat(prefix_, member.name),
                                      member.role, member.shape, end_, count,
-                                     Decays(member.role)});
+                                     Decays(member.role), /*frozen=*/false});
       end_ += count;
     }
   }
@@ -121,32 +122,6 @@ class Fnv1a {
   uint64_t hash_ = 0xcbf29ce484222325u;
 };
 
-uint64_t HashOf(const StateLayout& layout) {
-  Fnv1a hash;
-  hash.Add(static_cast<uint64_t>(layout.units.size()));
-  for (const Unit& unit : layout.units) {
-    hash.Add(static_cast<uint64_t>(unit.kind));
-    hash.Add(static_cast<uint64_t>(unit.layer));
-    hash.Add(unit.count);
-    hash.Add(unit.plane_offset);
-    hash.Add(static_cast<uint64_t>(unit.tensors.size()));
-    for (const Tensor& tensor : unit.tensors) {
-      hash.Add(tensor.name);
-      hash.Add(static_cast<uint64_t>(tensor.role));
-      hash.Add(static_cast<uint64_t>(tensor.shape.size()));
-      for (int64_t extent : tensor.shape) {
-        hash.Add(static_cast<uint64_t>(extent));
-      }
-      hash.Add(tensor.offset);
-      hash.Add(tensor.count);
-      hash.Add(static_cast<uint64_t>(tensor.decay));
-    }
-  }
-  hash.Add(layout.plane_elements);
-  hash.Add(layout.parameters);
-  return hash.value();
-}
-
 }  // namespace
 
 absl::string_view UnitKindName(UnitKind kind) {
@@ -176,10 +151,53 @@ bool Unit::has(Role role) const {
   return false;
 }
 
+bool Unit::frozen() const {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [](const Tensor& tensor) { return tensor.frozen; });
+}
+
+int StateLayout::lowest_trained_layer() const {
+  if (!units[embedding_unit()].tensor(Role::kEmbedding).frozen) return 0;
+  int layer = 0;
+  for (const Unit& unit : units) {
+    if (unit.kind != UnitKind::kDecoder) continue;
+    if (!unit.frozen()) break;
+    ++layer;
+  }
+  return layer;
+}
+
 int StateLayout::head_unit() const {
   return units.back().kind == UnitKind::kHead
              ? static_cast<int>(units.size()) - 1
              : 0;
+}
+
+uint64_t HashOf(const StateLayout& layout) {
+  Fnv1a hash;
+  hash.Add(static_cast<uint64_t>(layout.units.size()));
+  for (const Unit& unit : layout.units) {
+    hash.Add(static_cast<uint64_t>(unit.kind));
+    hash.Add(static_cast<uint64_t>(unit.layer));
+    hash.Add(unit.count);
+    hash.Add(unit.plane_offset);
+    hash.Add(static_cast<uint64_t>(unit.tensors.size()));
+    for (const Tensor& tensor : unit.tensors) {
+      hash.Add(tensor.name);
+      hash.Add(static_cast<uint64_t>(tensor.role));
+      hash.Add(static_cast<uint64_t>(tensor.shape.size()));
+      for (int64_t extent : tensor.shape) {
+        hash.Add(static_cast<uint64_t>(extent));
+      }
+      hash.Add(tensor.offset);
+      hash.Add(tensor.count);
+      hash.Add(static_cast<uint64_t>(tensor.decay) |
+               static_cast<uint64_t>(tensor.frozen) << 1);
+    }
+  }
+  hash.Add(layout.plane_elements);
+  hash.Add(layout.parameters);
+  return hash.value();
 }
 
 StateLayout MakeStateLayout(const ModelConfig& config) {

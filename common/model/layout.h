@@ -48,6 +48,7 @@ struct Tensor {
   uint64_t count;   // elements
   // Weight decay applies; transformers' rule: not to norms and biases.
   bool decay;
+  bool frozen = false;  // not trained (tensor_rules.h)
 };
 
 enum class UnitKind { kEmbedding, kDecoder, kHead };
@@ -64,6 +65,8 @@ struct Unit {
 
   const Tensor& tensor(Role role) const;  // must exist
   bool has(Role role) const;
+  // All of it: no gradient leaves the device.
+  bool frozen() const;
 };
 
 // 2 MiB of a BF16 plane.
@@ -71,17 +74,22 @@ inline constexpr uint64_t kUnitAlignment = uint64_t{1} << 20;
 
 struct StateLayout {
   std::vector<Unit> units;
-  uint64_t plane_elements;  // all units, padding included
-  uint64_t parameters;      // trained elements, padding excluded
-  uint64_t hash;            // of everything above
+  uint64_t plane_elements;         // all units, padding included
+  uint64_t parameters;             // elements, padding excluded
+  uint64_t frozen_parameters = 0;  // of them
+  uint64_t hash;                   // HashOf it
 
   int embedding_unit() const { return 0; }
   // The unit that holds the head's weight: the last one, or 0 when tied.
   int head_unit() const;
   bool tied() const { return head_unit() == 0; }
+  // The last layer that a backward pass comes to: below it nothing is trained.
+  int lowest_trained_layer() const;
   int decoder_unit(int64_t layer) const { return static_cast<int>(1 + layer); }
 };
 
+// Everything is trained; decay is transformers' rule.
 StateLayout MakeStateLayout(const ModelConfig& config);
+uint64_t HashOf(const StateLayout& layout);
 
 }  // namespace slidedp::model

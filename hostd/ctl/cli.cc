@@ -129,6 +129,9 @@ void AddQueries(CLI::App& app, CommandLine& line) {
   verb->add_flag("-a,--all", status.ended, "Also jobs that have ended");
   verb->add_flag("--watch", status.watch, "With ID: then follow it to its end");
 
+  AddVerb(app, "top", "What jobs are doing, again and again on a terminal",
+          line, [](const Context& c) { return Top(c); });
+
   verb = AddVerb(app, "show", "Everything about a job", line,
                  [&line](const Context& c) { return Show(c, line.id); });
   verb->add_option("ID", line.id, "Job")->required()->type_name("");

@@ -49,6 +49,9 @@ struct StatusOptions {
 };
 ExitCode Status(const Context& context, const StatusOptions& options);
 
+// Again and again on a terminal, until Ctrl-C.
+ExitCode Top(const Context& context);
+
 ExitCode Show(const Context& context, uint64_t id);
 ExitCode Watch(const Context& context, uint64_t id, uint64_t from_step);
 

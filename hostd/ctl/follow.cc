@@ -39,6 +39,12 @@ class Follower {
       if (options_.on_step) options_.on_step(message.step());
       if (options_.progress) progress_.OnStep(message.step(), connected_ns_);
       if (options_.json) Print("step_record", JsonStep(message.step()));
+    } else if (message.has_eval()) {
+      // One that was told before the connection was lost comes again.
+      if (next_eval_ > message.eval().step()) return true;
+      next_eval_ = message.eval().step() + 1;
+      if (options_.progress) progress_.OnEval(message.eval());
+      if (options_.json) Print("eval_record", JsonEval(message.eval()));
     } else if (message.has_info()) {
       if (options_.progress) progress_.OnInfo(message.info(), connected_ns_);
       if (options_.json) Print("job", JsonJob(message.info()));
@@ -101,6 +107,7 @@ class Follower {
   const FollowOptions& options_;
   const Environment& environment_;
   uint64_t next_step_;
+  uint64_t next_eval_ = 0;
   int64_t connected_ns_ = 0;
   Progress progress_;
   std::optional<v1::JobState> end_;

@@ -23,6 +23,9 @@ constexpr uint64_t kMaxTokens = uint64_t{1} << 48;
 constexpr size_t kMaxSources = 64;
 constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
 constexpr uint64_t kMaxThreads = 4096;
+constexpr uint64_t kMaxEvalSequences = uint64_t{1} << 40;
+constexpr size_t kMaxPatterns = 64;
+constexpr size_t kMaxPatternBytes = 256;
 
 #define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
 #define SDP_SET_IN(group, call) \
@@ -238,6 +241,51 @@ std::optional<Problem> ReadRandomWeightsSeed(const YamlNode& node,
   return std::nullopt;
 }
 
+// A list of patterns for tensors' names.
+std::optional<Problem> ReadPatterns(
+    const YamlNode& node,
+    google::protobuf::RepeatedPtrField<std::string>& out) {
+  out.Clear();
+  if (node.kind != YamlNode::Kind::kSequence) {
+    return Problem{"not a list of patterns",
+                   "write e.g. [model.embed_tokens.*, model.layers.0.*]"};
+  }
+  if (node.items.size() > kMaxPatterns) {
+    return Problem{absl::StrCat(node.items.size(), " patterns are too many"),
+                   absl::StrCat("give at most ", kMaxPatterns)};
+  }
+  for (const YamlNode& item : node.items) {
+    std::string pattern;
+    if (auto problem = ReadText(item, kMaxPatternBytes, pattern)) {
+      return problem;
+    }
+    *out.Add() = std::move(pattern);
+  }
+  return std::nullopt;
+}
+
+std::optional<Problem> ReadNoDecay(const YamlNode& node, v1::JobSpec& spec) {
+  spec.mutable_optimizer()->clear_no_decay();
+  if (IsNull(node)) return std::nullopt;
+  return ReadPatterns(
+      node, *spec.mutable_optimizer()->mutable_no_decay()->mutable_patterns());
+}
+
+std::optional<Problem> ReadFreeze(const YamlNode& node, v1::JobSpec& spec) {
+  return ReadPatterns(node, *spec.mutable_freeze());
+}
+
+// Absent with null.
+template <typename Set>
+Read PathOrNull(Set set) {
+  return
+      [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
+        if (!IsNull(node)) return Path(set)(node, spec);
+        set(spec, std::string());
+        return std::nullopt;
+      };
+}
+
 std::optional<Problem> ReadEpochs(const YamlNode& node, v1::JobSpec& spec) {
   if (IsNull(node)) {
     spec.clear_epochs();
@@ -301,17 +349,67 @@ std::vector<JobField> MakeFields() {
        Real({1e-30, 1}, "1e-8", SDP_SET_IN(optimizer, set_eps))},
       {"optimizer.weight_decay", "0.0", "not applied to norms and biases",
        Real({0, 10}, "0.01", SDP_SET_IN(optimizer, set_weight_decay))},
-      {"schedule.kind", "linear", "linear, constant, cosine",
+      {"optimizer.no_decay", "null",
+       "tensors without decay, e.g. [\"*bias\", \"*norm*\"]; null: norms and "
+       "biases",
+       ReadNoDecay},
+      {"freeze", "[]",
+       "tensors that are not trained, e.g. [\"model.embed_tokens.*\"]; by name "
+       "in the model's files, * any text, ? any character",
+       ReadFreeze},
+      {"schedule.kind", "linear",
+       "linear, constant, cosine, wsd (warm-up, stable, decay)",
        Word<v1::ScheduleKind>({{"linear", v1::SCHEDULE_KIND_LINEAR},
                                {"constant", v1::SCHEDULE_KIND_CONSTANT},
-                               {"cosine", v1::SCHEDULE_KIND_COSINE}},
+                               {"cosine", v1::SCHEDULE_KIND_COSINE},
+                               {"wsd", v1::SCHEDULE_KIND_WSD}},
                               SDP_SET_IN(schedule, set_kind))},
       {"schedule.warmup_steps", "0", "",
        Integer(0, kMaxSteps, "100", SDP_SET_IN(schedule, set_warmup_steps))},
-      {"schedule.min_lr_ratio", "0.0", "cosine only: floor / peak",
+      {"schedule.warmup_ratio", "0.0", "of the job's steps, instead",
+       Real({0, 1}, "0.03", SDP_SET_IN(schedule, set_warmup_ratio))},
+      {"schedule.min_lr_ratio", "0.0", "cosine and wsd only: floor / peak",
        Real({0, 1}, "0.1", SDP_SET_IN(schedule, set_min_lr_ratio))},
+      {"schedule.decay_steps", "null",
+       "wsd only: the last steps; null: a tenth of the job's",
+       Integer(1, kMaxSteps, "100", SDP_SET_IN(schedule, set_decay_steps),
+               true)},
+      {"schedule.decay", "cosine", "wsd only: cosine, linear, 1-sqrt",
+       Word<v1::DecayKind>({{"cosine", v1::DECAY_KIND_COSINE},
+                            {"linear", v1::DECAY_KIND_LINEAR},
+                            {"1-sqrt", v1::DECAY_KIND_ONE_MINUS_SQRT}},
+                           SDP_SET_IN(schedule, set_decay))},
       {"max_grad_norm", "1.0", "null: no clipping, updates during backward",
        ReadMaxGradNorm},
+      {"max_skipped_steps", "10",
+       "in a row, for a loss or gradient that is not finite; one more ends the "
+       "job; 0: no limit",
+       Integer(0, kMaxSteps, "10", SDP_SET(set_max_skipped_steps))},
+      {"loss_spike_sigma", "6.0",
+       "report a loss so many deviations above the mean of the 64 before; 0: "
+       "never",
+       Real({0, 1e6}, "6.0", SDP_SET(set_loss_spike_sigma))},
+      {"eval.data", "null",
+       "dataset whose loss is taken before, during and after; null: none",
+       PathOrNull([](v1::JobSpec& spec, std::string path) {
+         spec.mutable_eval()->set_data(std::move(path));
+       })},
+      {"eval.every_steps", "null",
+       "null: before the first step and after the last only",
+       Integer(1, kMaxSteps, "100", SDP_SET_IN(eval, set_every_steps), true)},
+      {"eval.max_sequences", "null", "the first so many; null: all",
+       Integer(1, kMaxEvalSequences, "256", SDP_SET_IN(eval, set_max_sequences),
+               true)},
+      {"early_stop.patience", "0",
+       "evaluations in a row without a lower loss that end the job; 0: off",
+       Integer(0, kMaxSteps, "3", SDP_SET_IN(early_stop, set_patience))},
+      {"early_stop.min_delta", "0.0", "how much lower is lower",
+       Real({0, 1e6}, "0.01", SDP_SET_IN(early_stop, set_min_delta))},
+      {"tensorboard", "null",
+       "folder for TensorBoard's event files, written as you; null: none",
+       PathOrNull([](v1::JobSpec& spec, std::string path) {
+         spec.set_tensorboard(std::move(path));
+       })},
       {"seed", "42", "of the order of the data",
        Integer(0, kAny64, "42", SDP_SET(set_seed))},
       {"routes.params", "auto", "auto, full, sharded",

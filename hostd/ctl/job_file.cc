@@ -228,6 +228,10 @@ v1::JobSpec DefaultJobSpec() {
   spec.mutable_optimizer()->set_weight_decay(0);
   spec.mutable_schedule()->set_kind(v1::SCHEDULE_KIND_LINEAR);
   spec.set_max_grad_norm(1.0);
+  spec.set_max_skipped_steps(10);
+  spec.set_loss_spike_sigma(6);
+  spec.mutable_eval();
+  spec.mutable_early_stop();
   spec.set_seed(42);
   spec.mutable_routes();
   spec.mutable_tuning();

@@ -52,6 +52,16 @@ Json JsonJob(const v1::JobInfo& info) {
       {"client_id", info.client_id()},
       {"host_pss_peak_bytes", info.host_pss_peak_bytes()},
       {"device_peak_bytes", info.device_peak_bytes()},
+      {"eval_loss",
+       info.has_eval_loss() ? JsonReal(info.eval_loss()) : Json(nullptr)},
+      {"best_eval_loss", info.has_best_eval_loss()
+                             ? JsonReal(info.best_eval_loss())
+                             : Json(nullptr)},
+      {"best_eval_step",
+       info.has_best_eval_loss() ? Json(info.best_eval_step()) : Json(nullptr)},
+      {"loaded_bytes", info.loaded_bytes()},
+      {"load_bytes", info.load_bytes()},
+      {"mfu", info.has_mfu() ? JsonReal(info.mfu()) : Json(nullptr)},
   };
 }
 
@@ -76,6 +86,22 @@ Json JsonStep(const v1::StepRecord& step) {
       {"offload_wait_ns", step.offload_wait_ns()},
       {"update_ns", step.update_ns()},
       {"end_ns", step.end_ns()},
+      {"tokens_per_second", JsonReal(step.tokens_per_second())},
+      {"mfu", step.has_mfu() ? JsonReal(step.mfu()) : Json(nullptr)},
+      {"loss_spike", step.loss_spike()},
+      {"host_pss_bytes", step.host_pss_bytes()},
+      {"device_bytes", step.device_bytes()},
+  };
+}
+
+Json JsonEval(const v1::EvalRecord& eval) {
+  return Json{
+      {"step", eval.step()},
+      {"loss", JsonReal(eval.loss())},
+      {"valid_tokens", eval.valid_tokens()},
+      {"sequences", eval.sequences()},
+      {"seconds", JsonReal(eval.seconds())},
+      {"best", eval.best()},
   };
 }
 
@@ -99,6 +125,23 @@ Json JsonSources(const v1::JobSpec& spec) {
         {"valid_tokens", source.valid_tokens()}});
   }
   return sources;
+}
+
+Json JsonTexts(const google::protobuf::RepeatedPtrField<std::string>& texts) {
+  return Json(std::vector<std::string>(texts.begin(), texts.end()));
+}
+
+Json JsonEvaluation(const v1::Evaluation& eval) {
+  return Json{
+      {"data", eval.data()},
+      {"every_steps",
+       eval.every_steps() > 0 ? Json(eval.every_steps()) : Json(nullptr)},
+      {"max_sequences", eval.max_sequences()},
+      {"dataset",
+       {{"sequences", eval.dataset_sequences()},
+        {"tokens", eval.dataset_tokens()},
+        {"valid_tokens", eval.dataset_valid_tokens()}}},
+  };
 }
 
 }  // namespace
@@ -129,13 +172,28 @@ Json JsonSpec(const v1::JobSpec& spec) {
         {"beta1", spec.optimizer().beta1()},
         {"beta2", spec.optimizer().beta2()},
         {"eps", spec.optimizer().eps()},
-        {"weight_decay", spec.optimizer().weight_decay()}}},
+        {"weight_decay", spec.optimizer().weight_decay()},
+        {"no_decay", spec.optimizer().has_no_decay()
+                         ? JsonTexts(spec.optimizer().no_decay().patterns())
+                         : Json(nullptr)}}},
+      {"freeze", JsonTexts(spec.freeze())},
       {"schedule",
        {{"kind", Word(spec.schedule().kind())},
         {"warmup_steps", spec.schedule().warmup_steps()},
-        {"min_lr_ratio", spec.schedule().min_lr_ratio()}}},
+        {"warmup_ratio", spec.schedule().warmup_ratio()},
+        {"min_lr_ratio", spec.schedule().min_lr_ratio()},
+        {"decay_steps", spec.schedule().decay_steps()},
+        {"decay", Word(spec.schedule().decay())}}},
       {"max_grad_norm",
        spec.has_max_grad_norm() ? Json(spec.max_grad_norm()) : Json(nullptr)},
+      {"max_skipped_steps", spec.max_skipped_steps()},
+      {"loss_spike_sigma", spec.loss_spike_sigma()},
+      {"eval", spec.has_eval() ? JsonEvaluation(spec.eval()) : Json(nullptr)},
+      {"early_stop",
+       {{"patience", spec.early_stop().patience()},
+        {"min_delta", spec.early_stop().min_delta()}}},
+      {"tensorboard",
+       spec.tensorboard().empty() ? Json(nullptr) : Json(spec.tensorboard())},
       {"seed", spec.seed()},
       {"routes", JsonRoutes(spec.routes())},
       {"tuning",
@@ -267,8 +325,21 @@ const char* Word(v1::ScheduleKind kind) {
       return "constant";
     case v1::SCHEDULE_KIND_COSINE:
       return "cosine";
+    case v1::SCHEDULE_KIND_WSD:
+      return "wsd";
     default:
       return "linear";
+  }
+}
+
+const char* Word(v1::DecayKind kind) {
+  switch (kind) {
+    case v1::DECAY_KIND_LINEAR:
+      return "linear";
+    case v1::DECAY_KIND_ONE_MINUS_SQRT:
+      return "1-sqrt";
+    default:
+      return "cosine";
   }
 }
 

@@ -26,6 +26,7 @@ Json JsonReal(double value);
 
 Json JsonJob(const v1::JobInfo& info);
 Json JsonStep(const v1::StepRecord& step);
+Json JsonEval(const v1::EvalRecord& eval);
 // In the job file's own shape, with `dataset` facts besides.
 Json JsonSpec(const v1::JobSpec& spec);
 Json JsonPlan(const v1::Plan& plan);
@@ -37,6 +38,7 @@ const char* Word(v1::GradRoute route);
 const char* Word(v1::ReduceDtype dtype);
 const char* Word(v1::DeviceKind device);
 const char* Word(v1::ScheduleKind kind);
+const char* Word(v1::DecayKind kind);
 const char* Word(v1::LaunchKind kind);
 const char* Word(v1::UpdateMode mode);
 // "PENDING", ...; "UNKNOWN" for one of a newer daemon.

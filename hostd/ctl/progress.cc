@@ -96,7 +96,7 @@ void Progress::OnInfo(const v1::JobInfo& info, int64_t now_ns) {
   bool changed =
       info.state() != info_.state() || info.reason() != info_.reason();
   info_ = info;
-  if (!changed) return;
+  if (!changed) return DrawLoading(now_ns);
   if (terminal_) {
     EraseBar();
   } else {
@@ -108,6 +108,39 @@ void Progress::OnInfo(const v1::JobInfo& info, int64_t now_ns) {
   }
   err_ << "\n" << std::flush;
   if (terminal_ && !HasEnded(info.state())) Draw(/*force=*/true, now_ns);
+}
+
+// A bar on a terminal, else a line now and then.
+void Progress::DrawLoading(int64_t now_ns) {
+  if (info_.load_bytes() == 0) return;
+  const bool done = info_.loaded_bytes() >= info_.load_bytes();
+  const int64_t interval = terminal_ ? kBarIntervalNs : kPlainIntervalNs;
+  if (!done && shown_ns_ != 0 && now_ns - shown_ns_ < interval) return;
+  const std::string text =
+      absl::StrCat("loading ", FormatBytes(info_.loaded_bytes()), " of ",
+                   FormatBytes(info_.load_bytes()));
+  const int width =
+      std::min(40, columns_ - 1 - static_cast<int>(text.size()) - 3);
+  if (!terminal_ || width < 5) {
+    err_ << text << "\n" << std::flush;
+  } else {
+    err_ << "\r" << text << " "
+         << Bar(info_.loaded_bytes(), info_.load_bytes(), width) << "\x1b[K"
+         << std::flush;
+    bar_drawn_ = true;
+  }
+  shown_ns_ = now_ns;
+}
+
+void Progress::OnEval(const v1::EvalRecord& eval) {
+  if (terminal_) {
+    EraseBar();
+  } else {
+    Draw(/*force=*/true, shown_ns_);
+  }
+  err_ << absl::StrFormat("evaluation after step %d: loss %.4f%s\n",
+                          eval.step(), eval.loss(), eval.best() ? ", best" : "")
+       << std::flush;
 }
 
 void Progress::OnStep(const v1::StepRecord& step, int64_t now_ns) {

@@ -18,6 +18,7 @@ class Progress {
       : terminal_(terminal), columns_(columns), err_(err) {}
 
   void OnInfo(const v1::JobInfo& info, int64_t now_ns);
+  void OnEval(const v1::EvalRecord& eval);
   void OnStep(const v1::StepRecord& step, int64_t now_ns);
   // Leaves the cursor at the start of a line, the last step shown.
   void Finish();
@@ -29,6 +30,7 @@ class Progress {
 
  private:
   void Draw(bool force, int64_t now_ns);
+  void DrawLoading(int64_t now_ns);
   void EraseBar();
 
   const bool terminal_;

@@ -1,6 +1,7 @@
 #include "hostd/ctl/resolve.h"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "common/model/output.h"
 #include "common/model/source.h"
 #include "hostd/ctl/data_summary.h"
+#include "hostd/ctl/json_form.h"
 #include "hostd/ctl/plan_file.h"
 #include "policy/gpu_memory.h"
 #include "policy/wire.h"
@@ -65,6 +67,10 @@ void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
   if (!spec.plan().empty()) {
     spec.set_plan(AbsolutePath(spec.plan(), context.current_folder));
   }
+  if (!spec.tensorboard().empty()) {
+    spec.set_tensorboard(
+        AbsolutePath(spec.tensorboard(), context.current_folder));
+  }
   if (spec.name().empty()) spec.set_name(NameFromFile(context.file));
 }
 
@@ -105,14 +111,100 @@ absl::Status ResolveSteps(const data::Mixture& data, absl::string_view file,
     spec.set_steps(
         std::max<uint64_t>(1, CeilDiv(positions, spec.batch_size())));
   }
-  if (spec.schedule().warmup_steps() > spec.steps()) {
+  return absl::OkStatus();
+}
+
+// After the steps are known.
+absl::Status ResolveSchedule(absl::string_view file, v1::JobSpec& spec) {
+  v1::Schedule& schedule = *spec.mutable_schedule();
+  const auto steps = static_cast<double>(spec.steps());
+  if (schedule.warmup_ratio() > 0) {
+    if (schedule.warmup_steps() > 0) {
+      return InvalidInput(
+          file, "schedule.warmup_ratio", absl::StrCat(schedule.warmup_ratio()),
+          "given together with schedule.warmup_steps", "keep one of the two");
+    }
+    // As transformers has it.
+    schedule.set_warmup_steps(
+        static_cast<uint64_t>(std::ceil(steps * schedule.warmup_ratio())));
+  }
+  const bool wsd = schedule.kind() == v1::SCHEDULE_KIND_WSD;
+  const char* only_wsd = "has a use only with schedule.kind wsd";
+  if (!wsd && schedule.decay_steps() > 0) {
+    return InvalidInput(file, "schedule.decay_steps",
+                        absl::StrCat(schedule.decay_steps()), only_wsd,
+                        "leave it out");
+  }
+  if (!wsd && schedule.decay() != v1::DECAY_KIND_COSINE) {
+    return InvalidInput(file, "schedule.decay", Word(schedule.decay()),
+                        only_wsd, "leave it out");
+  }
+  if (!wsd && schedule.kind() != v1::SCHEDULE_KIND_COSINE &&
+      schedule.min_lr_ratio() > 0) {
     return InvalidInput(
-        file, "schedule.warmup_steps",
-        absl::StrCat(spec.schedule().warmup_steps()),
-        absl::StrCat("more than the job's ", spec.steps(), " steps"),
-        "warm up for fewer steps");
+        file, "schedule.min_lr_ratio", absl::StrCat(schedule.min_lr_ratio()),
+        absl::StrCat("has no use with schedule.kind ", Word(schedule.kind())),
+        "use cosine or wsd, or leave it out");
+  }
+  if (wsd && schedule.decay_steps() == 0) {
+    schedule.set_decay_steps(std::max<uint64_t>(1, CeilDiv(spec.steps(), 10)));
+  }
+  if (schedule.warmup_steps() + schedule.decay_steps() > spec.steps()) {
+    return InvalidInput(
+        file, "schedule.warmup_steps", absl::StrCat(schedule.warmup_steps()),
+        absl::StrCat(wsd ? absl::StrCat("with ", schedule.decay_steps(),
+                                        " steps of decay ")
+                         : "",
+                     "more than the job's ", spec.steps(), " steps"),
+        wsd ? "warm up or decay for fewer steps" : "warm up for fewer steps");
   }
   return absl::OkStatus();
+}
+
+// The held-out data, if any.
+absl::Status ResolveEvaluation(const ResolveContext& context, int64_t vocab,
+                               v1::JobSpec& spec) {
+  if (spec.eval().data().empty()) {
+    const bool asked = spec.eval().every_steps() > 0 ||
+                       spec.eval().max_sequences() > 0 ||
+                       spec.early_stop().patience() > 0;
+    spec.clear_eval();
+    if (!asked) return absl::OkStatus();
+    return Missing(context.file, "eval.data",
+                   "give a dataset made by slidedp-prepare, or leave out eval "
+                   "and early_stop");
+  }
+  v1::Evaluation& eval = *spec.mutable_eval();
+  eval.set_data(AbsolutePath(eval.data(), context.current_folder));
+  absl::StatusOr<data::Dataset> dataset =
+      data::Dataset::Open(eval.data(), spec.sequence_length(), vocab);
+  if (!dataset.ok()) {
+    return Annotate(dataset.status(),
+                    absl::StrCat(context.file, ": eval.data"));
+  }
+  eval.set_dataset_sequences(dataset->sequences());
+  eval.set_dataset_tokens(dataset->tokens());
+  eval.set_max_sequences(
+      eval.max_sequences() == 0
+          ? dataset->sequences()
+          : std::min(eval.max_sequences(), dataset->sequences()));
+  uint64_t valid_tokens = 0;
+  for (uint64_t i = 0; i < eval.max_sequences(); ++i) {
+    valid_tokens += dataset->LabelCount(i);
+  }
+  if (valid_tokens == 0) {
+    return InvalidInput(
+        context.file, "eval.data", eval.data(),
+        absl::StrCat("no token of its first ", eval.max_sequences(),
+                     " sequences counts in the loss"),
+        "look at the samples that slidedp-prepare prints");
+  }
+  eval.set_dataset_valid_tokens(valid_tokens);
+  if (eval.every_steps() > 0 || spec.early_stop().patience() == 0) {
+    return absl::OkStatus();
+  }
+  return Missing(context.file, "eval.every_steps",
+                 "early_stop needs evaluations on the way");
 }
 
 void AddWarnings(const v1::JobSpec& spec, std::vector<std::string>& warnings) {
@@ -253,6 +345,9 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
     return Annotate(facts.status(), absl::StrCat(context.file, ": model"));
   }
   job.model = *std::move(facts);
+  SDP_RETURN_IF_ERROR(
+      Annotate(model::ApplyRules(policy::RulesOf(spec), job.model.layout),
+               context.file));
   SDP_RETURN_IF_ERROR(ResolveSequenceLength(job.model, context.file, spec));
   SDP_RETURN_IF_ERROR(ApplyPlanFile(job.model.config.layers, spec));
 
@@ -285,6 +380,8 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
     job.bytes = *std::move(bytes);
   }
   SDP_RETURN_IF_ERROR(ResolveSteps(*data, context.file, spec));
+  SDP_RETURN_IF_ERROR(ResolveSchedule(context.file, spec));
+  SDP_RETURN_IF_ERROR(ResolveEvaluation(context, job.model.config.vocab, spec));
   AddWarnings(spec, job.warnings);
   spec.set_model_config_json(job.model.config_json);
   job.spec = std::move(spec);

@@ -1,6 +1,7 @@
 // slidedpctl show: everything the daemon knows about one job.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "common/base/clock.h"
 #include "common/base/units.h"
 #include "hostd/ctl/commands.h"
@@ -62,6 +63,13 @@ void PrintStep(const v1::StepRecord& step, Lines& lines) {
                       step.step(), step.loss(), step.grad_norm(),
                       step.clip_coefficient(), step.lr(), step.seconds()));
   if (step.skipped()) lines.Add("  skipped", step.skip_reason());
+  if (step.tokens_per_second() > 0) {
+    lines.Add("  speed",
+              absl::StrFormat("%.0f tokens/s%s", step.tokens_per_second(),
+                              step.has_mfu() ? absl::StrFormat(", MFU %.1f%%",
+                                                               100 * step.mfu())
+                                             : ""));
+  }
   lines.Add("  lanes",
             absl::StrFormat(
                 "deliver %.1f ms, compute %.1f, stall %.1f, "
@@ -109,6 +117,19 @@ void PrintShow(const v1::GetReply& reply, std::ostream& out) {
                             spec.optimizer().weight_decay(),
                             Word(spec.schedule().kind()),
                             spec.schedule().warmup_steps()));
+  if (spec.freeze_size() > 0) {
+    lines.Add("frozen", absl::StrJoin(spec.freeze(), ", "));
+  }
+  if (spec.has_eval()) {
+    lines.Add("evaluation",
+              absl::StrCat(spec.eval().data(), ", ",
+                           spec.eval().max_sequences(), " sequences"));
+  }
+  if (info.has_best_eval_loss()) {
+    lines.Add("  loss", absl::StrFormat("%.6f; the best %.6f, after step %d",
+                                        info.eval_loss(), info.best_eval_loss(),
+                                        info.best_eval_step()));
+  }
   lines.Add("clipping",
             spec.has_max_grad_norm()
                 ? absl::StrFormat("max_grad_norm %g", spec.max_grad_norm())

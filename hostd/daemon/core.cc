@@ -70,6 +70,16 @@ v1::JobInfo InfoOf(const Job& job) {
   if (row.step > 0) {
     absl::StatusOr<v1::StepRecord> last = job.records.Last();
     if (last.ok()) info.set_last_loss(last->loss());
+    if (last.ok() && last->has_mfu()) info.set_mfu(last->mfu());
+  }
+  if (job.last_eval) info.set_eval_loss(job.last_eval->loss());
+  if (job.best_eval) {
+    info.set_best_eval_loss(job.best_eval->loss());
+    info.set_best_eval_step(job.best_eval->step());
+  }
+  if (row.state == v1::CONFIGURING) {
+    info.set_loaded_bytes(job.loaded_bytes);
+    info.set_load_bytes(job.load_bytes);
   }
   if (row.state == v1::RUNNING) {
     const double rate = job.records.steps_per_second();
@@ -88,6 +98,9 @@ v1::JobInfo Core::Redacted(const Identity& identity, const Job& job) const {
   info.clear_reason();
   info.clear_client_id();
   info.clear_last_loss();
+  info.clear_eval_loss();
+  info.clear_best_eval_loss();
+  info.clear_best_eval_step();
   return info;
 }
 

@@ -126,7 +126,7 @@ class Core {
   absl::Status Write(Job& job);
   void Changed(Job& job);
   RunEvents EventsOf(Job& job);
-  void OnStep(Job& job, const StepResult& result);
+  void OnRecord(Job& job, v1::Record& record);
   void OnEnded(Job& job, v1::JobState state, const std::string& reason);
   void ForgetOldJobs();
   void PumpStreams(uint64_t job);

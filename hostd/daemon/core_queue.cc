@@ -35,6 +35,17 @@ std::string Kept(const policy::Plan& plan) {
                      : absl::StrCat(", ", offloaded, " offload activations"));
 }
 
+// ", 3 of 10 parameters are frozen, 2 units have no gradient".
+std::string Frozen(const model::StateLayout& layout) {
+  if (layout.frozen_parameters == 0) return "";
+  const auto units =
+      std::count_if(layout.units.begin(), layout.units.end(),
+                    [](const model::Unit& unit) { return unit.frozen(); });
+  return absl::StrCat(", ", layout.frozen_parameters, " of ", layout.parameters,
+                      " parameters are frozen, ", units,
+                      " units have no gradient");
+}
+
 }  // namespace
 
 // ---- The queue: first in, first out ----
@@ -229,7 +240,8 @@ RunEvents Core::EventsOf(Job& job) {
                       "plan: parameters ", policy::Name(plan.decoder.params),
                       ", gradients ", policy::Name(plan.decoder.grads),
                       ", reduction ", policy::Name(plan.decoder.reduce), ", ",
-                      policy::Name(plan.update_mode), " updates", Kept(plan)));
+                      policy::Name(plan.update_mode), " updates", Kept(plan),
+                      Frozen(it->checked->layout)));
     return absl::OkStatus();
   };
   events.launched = [this, it](uint32_t rank, const Launched& process) {
@@ -240,8 +252,14 @@ RunEvents Core::EventsOf(Job& job) {
     if (!status.ok())
       spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
   };
-  events.step = [this, it](const StepResult& result) { OnStep(*it, result); };
+  events.record = [this, it](v1::Record& record) { OnRecord(*it, record); };
+  events.loading = [this, it](uint64_t done_bytes, uint64_t all_bytes) {
+    it->loaded_bytes = done_bytes;
+    it->load_bytes = all_bytes;
+    Changed(*it);
+  };
   events.memory = [it](uint64_t pss_bytes, uint64_t device_bytes) {
+    it->host_pss_bytes = pss_bytes;
     it->host_pss_peak_bytes = std::max(it->host_pss_peak_bytes, pss_bytes);
     it->device_peak_bytes = std::max(it->device_peak_bytes, device_bytes);
   };
@@ -309,32 +327,18 @@ void Core::Changed(Job& job) {
   PumpStreams(job.row.id);
 }
 
-void Core::OnStep(Job& job, const StepResult& result) {
-  v1::StepRecord record;
-  record.set_step(result.step + 1);
-  record.set_loss(result.loss);
-  record.set_grad_norm(result.grad_norm);
-  record.set_clip_coefficient(result.clip_coefficient);
-  record.set_lr(result.lr);
-  record.set_valid_tokens(result.valid_tokens);
-  record.set_tokens(job.row.spec.batch_size() * job.row.spec.sequence_length());
-  record.set_seconds(static_cast<double>(result.end_ns - result.begin_ns) *
-                     1e-9);
-  record.set_skipped(result.skipped);
-  record.set_skip_reason(ToValidUtf8(result.skip_reason));
-  record.set_deliver_ns(result.deliver_ns);
-  record.set_compute_ns(result.compute_ns);
-  record.set_reduce_ns(result.reduce_ns);
-  record.set_drain_ns(result.drain_ns);
-  record.set_stall_ns(result.stall_ns);
-  record.set_offload_ns(result.offload_ns);
-  record.set_offload_wait_ns(result.offload_wait_ns);
-  record.set_update_ns(result.update_ns);
-  record.set_end_ns(result.end_ns);
-  job.row.step = record.step();
+void Core::OnRecord(Job& job, v1::Record& record) {
+  if (record.has_step()) {
+    record.mutable_step()->set_host_pss_bytes(job.host_pss_bytes);
+    record.mutable_step()->set_device_bytes(job.device_peak_bytes);
+    job.row.step = record.step().step();
+  } else {
+    job.last_eval = record.eval();
+    if (record.eval().best()) job.best_eval = record.eval();
+  }
   if (absl::Status status = job.records.Append(record); !status.ok()) {
-    spdlog::error("job {}: {}; later steps are kept in memory only", job.row.id,
-                  std::string(status.message()));
+    spdlog::error("job {}: {}; later records are kept in memory only",
+                  job.row.id, std::string(status.message()));
   }
   PumpStreams(job.row.id);
 }

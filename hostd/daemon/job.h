@@ -29,9 +29,13 @@ struct Job {
   // job's end.
   std::unique_ptr<JobRun> run;
   StepRecords records;
+  uint64_t host_pss_bytes = 0;  // as measured last; 0: not measured
   // Largest seen; 0: not measured.
   uint64_t host_pss_peak_bytes = 0;
   uint64_t device_peak_bytes = 0;
+  // Of this run; not kept across a restart.
+  std::optional<v1::EvalRecord> last_eval, best_eval;
+  uint64_t loaded_bytes = 0, load_bytes = 0;  // while weights are loaded
   // Not in the journal yet: an update failed and is tried again.
   bool unwritten = false;
   std::vector<v1::JobEvent> unwritten_events;

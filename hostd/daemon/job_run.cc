@@ -47,6 +47,9 @@ JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
       ranks_(job_.spec.ranks()),
       problem_(job_.checked.problem),
       plan_(job_.checked.plan),
+      losses_(job_.spec.loss_spike_sigma()),
+      early_stop_(job_.spec.early_stop().patience(),
+                  job_.spec.early_stop().min_delta()),
       self_(std::make_shared<JobRun*>(this)) {}
 
 JobRun::~JobRun() {
@@ -341,6 +344,8 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
       if (phase_ != Phase::kStepping || from.steps_done) break;
       from.steps_done = true;
       return CompleteIfDone();
+    case v1::WorkerMessage::kEvalReport:
+      return OnEvalReport(rank, message.eval_report());
     case v1::WorkerMessage::kOutputOpened:
       if (phase_ != Phase::kWriting || rank != 0 || output_opened_) break;
       output_opened_ = true;

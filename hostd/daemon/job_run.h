@@ -15,9 +15,12 @@
 #include "common/model/source.h"
 #include "hostd/daemon/admission.h"
 #include "hostd/daemon/config.h"
+#include "hostd/daemon/early_stop.h"
 #include "hostd/daemon/event_loop.h"
 #include "hostd/daemon/handover.h"
+#include "hostd/daemon/loss_watch.h"
 #include "hostd/daemon/spec_check.h"
+#include "hostd/daemon/step_measures.h"
 #include "hostd/daemon/task_thread.h"
 #include "hostd/daemon/trace_collector.h"
 #include "hostd/daemon/worker_session.h"
@@ -51,7 +54,10 @@ struct RunEvents {
   // A plan is about to be proposed. An error ends the job.
   std::function<absl::Status(const policy::Plan& plan)> plan;
   std::function<void(uint32_t rank, const Launched& process)> launched;
-  std::function<void(const StepResult& result)> step;
+  // In v1::Record's order; what it adds is told to the user's folder too.
+  std::function<void(v1::Record& record)> record;
+  // So much of the weights is read.
+  std::function<void(uint64_t done_bytes, uint64_t all_bytes)> loading;
   // As measured a moment ago: PSS of daemon and workers together, and the
   // largest device memory of a rank.
   std::function<void(uint64_t pss_bytes, uint64_t device_bytes)> memory;
@@ -122,7 +128,8 @@ class JobRun {
     std::string refusal;
     bool ready = false;
     bool steps_done = false;
-    bool process = false;  // started by us and not reaped yet
+    std::optional<v1::EvalReport> eval;  // of the evaluation under way
+    bool process = false;                // started by us and not reaped yet
     int32_t pid = 0;
     int64_t heard_ns = 0;
     // What its heartbeats say; 0: nothing yet.
@@ -152,7 +159,19 @@ class JobRun {
   absl::Status FillRandom(HostState& state) const;
   void OnLoaded(const absl::Status& status);
   void StartStepsIfReady();
+  StepMeasures::Job MeasuredJob() const;
   void OnStep(const StepResult& result);
+  // To the core, and to rank 0 if it writes them for TensorBoard.
+  void Tell(v1::Record& record);
+  void OnEvalReport(uint32_t rank, const v1::EvalReport& report);
+  void FinishEvaluation();
+  void StopEarly();
+  // Steps after which the run is complete.
+  uint64_t last_step() const { return stop_step_.value_or(job_.spec.steps()); }
+  // For the job's history, while it runs.
+  void Notice(const std::string& text);
+  // Counts skipped steps; false: the run was ended.
+  bool MayGoOn(const StepResult& result);
   void CompleteIfDone();
   void OnEngineStopped();
   void WriteOutput();
@@ -206,6 +225,7 @@ class JobRun {
   std::unique_ptr<HostState> state_;
   bool segments_taken_ = false;
   bool loaded_ = false;
+  LoadProgress load_progress_;
   bool ids_passed_ = false;  // collective ids, to every rank
   // Spans of the update workers' last tasks: some steps of a large model.
   trace::Recorder update_spans_{size_t{1} << 15};
@@ -213,6 +233,16 @@ class JobRun {
   // Started on the loop thread, ended on the run's thread.
   std::unique_ptr<UpdateEngine> engine_;
   uint64_t steps_applied_ = 0;
+  std::optional<StepMeasures> measures_;  // from the first step on
+  LossWatch losses_;
+  uint64_t skipped_in_a_row_ = 0;
+  EarlyStop early_stop_;
+  uint64_t first_step_ = 0;      // of this run
+  uint64_t eval_step_ = 0;       // of the evaluation under way, or the last
+  uint64_t next_eval_step_ = 0;  // the next one is not before
+  std::optional<uint64_t> stop_step_;  // early
+  std::string stop_reason_;
+  int notices_ = 0;
   uint64_t own_pss_bytes_ = 0;
   int64_t next_pss_ns_ = 0;
   std::shared_ptr<AttachConnection> files_connection_;  // rank 0's

@@ -147,6 +147,10 @@ void JobRun::TellMemory() {
 void JobRun::Tick(int64_t now_ns) {
   StoreHeartbeat();
   MeasureMemory(now_ns);
+  if (phase_ == Phase::kLoading && !loaded_) {
+    const uint64_t all_bytes = load_progress_.all_bytes;
+    if (all_bytes > 0) events_.loading(load_progress_.done_bytes, all_bytes);
+  }
   if (phase_ >= Phase::kLeaving) {
     PressWorkers(now_ns);
     EndIfGone();

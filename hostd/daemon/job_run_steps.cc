@@ -24,8 +24,21 @@ policy::LrScheduleKind KindOf(v1::ScheduleKind kind) {
       return policy::LrScheduleKind::kConstant;
     case v1::SCHEDULE_KIND_COSINE:
       return policy::LrScheduleKind::kCosine;
+    case v1::SCHEDULE_KIND_WSD:
+      return policy::LrScheduleKind::kWsd;
     default:
       return policy::LrScheduleKind::kLinear;
+  }
+}
+
+policy::LrDecay DecayOf(v1::DecayKind kind) {
+  switch (kind) {
+    case v1::DECAY_KIND_LINEAR:
+      return policy::LrDecay::kLinear;
+    case v1::DECAY_KIND_ONE_MINUS_SQRT:
+      return policy::LrDecay::kOneMinusSqrt;
+    default:
+      return policy::LrDecay::kCosine;
   }
 }
 
@@ -40,6 +53,8 @@ UpdateConfig UpdateConfigOf(const v1::JobSpec& spec, const policy::Plan& plan) {
   config.schedule.warmup_steps = spec.schedule().warmup_steps();
   config.schedule.total_steps = spec.steps();
   config.schedule.min_lr_ratio = spec.schedule().min_lr_ratio();
+  config.schedule.decay_steps = spec.schedule().decay_steps();
+  config.schedule.decay = DecayOf(spec.schedule().decay());
   config.max_grad_norm = spec.has_max_grad_norm() ? spec.max_grad_norm() : 0;
   config.threads = plan.update_threads;
   return config;
@@ -148,7 +163,8 @@ void JobRun::LoadSource() {
       SDP_RETURN_IF_ERROR(model::ValidateSource(state->layout(), *source_));
       return job_.spec.has_random_weights_seed()
                  ? FillRandom(*state)
-                 : LoadParameters(*source_, *state, &stop_files_);
+                 : LoadParameters(*source_, *state, &stop_files_,
+                                  &load_progress_);
     };
     absl::Status status = load();
     if (absl::Status sent =
@@ -183,6 +199,9 @@ void JobRun::OnLoaded(const absl::Status& status) {
     return;
   }
   loaded_ = true;
+  if (const uint64_t all_bytes = load_progress_.all_bytes; all_bytes > 0) {
+    events_.loading(all_bytes, all_bytes);
+  }
   StartStepsIfReady();
 }
 
@@ -232,6 +251,7 @@ void JobRun::OnCollectiveIds(uint32_t rank, const v1::CollectiveIds& ids) {
 void JobRun::StartStepsIfReady() {
   if (!loaded_ || !EveryRank(&Rank::ready)) return;
   phase_ = Phase::kStepping;
+  measures_.emplace(MeasuredJob());
   UpdateConfig config = UpdateConfigOf(job_.spec, plan_);
   config.recorder = &update_spans_;
   engine_ = UpdateEngine::Start(
@@ -249,16 +269,6 @@ void JobRun::StartStepsIfReady() {
   message.mutable_start();
   SendAll(message);
   Say(v1::RUNNING, "", "running");
-}
-
-void JobRun::OnStep(const StepResult& result) {
-  // A step that was applied before an abort is still reported.
-  steps_applied_ = result.step + 1;
-  events_.step(result);
-  if (auto trace = trace_.lock()) {
-    trace->OnStep(result.step, result.begin_ns, result.end_ns, update_spans_);
-  }
-  if (phase_ == Phase::kStepping) CompleteIfDone();
 }
 
 absl::StatusOr<std::shared_ptr<TraceCollector>> JobRun::Trace(uint32_t steps) {
@@ -284,7 +294,7 @@ absl::StatusOr<std::shared_ptr<TraceCollector>> JobRun::Trace(uint32_t steps) {
 }
 
 void JobRun::CompleteIfDone() {
-  if (!EveryRank(&Rank::steps_done) || steps_applied_ != job_.spec.steps()) {
+  if (!EveryRank(&Rank::steps_done) || steps_applied_ != last_step()) {
     return;
   }
   phase_ = Phase::kStopping;
@@ -373,7 +383,7 @@ void JobRun::OnCommitted(const std::string& path) {
 void JobRun::LeaveComplete(const std::string& event) {
   phase_ = Phase::kLeaving;
   end_state_ = v1::COMPLETED;
-  end_reason_ = "";
+  end_reason_ = stop_reason_;
   end_began_ns_ = MonotonicNs();
   Say(v1::COMPLETING, "workers leave", event);
   v1::DaemonMessage message;

@@ -18,6 +18,8 @@ constexpr uint64_t kMaxRanks = 64;
 constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
 constexpr uint64_t kMaxBatchSize = uint64_t{1} << 20;
 constexpr uint64_t kMaxSteps = 1'000'000'000;
+constexpr uint64_t kMaxPatterns = 64;
+constexpr size_t kMaxPatternBytes = 256;
 constexpr uint64_t kMaxDatasetTokens = uint64_t{1} << 48;
 constexpr int kMaxSources = 64;
 constexpr double kLeastWeight = 1e-6, kLargestWeight = 1e6;
@@ -115,6 +117,9 @@ absl::Status CheckEnums(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(
       CheckEnum("schedule.kind", spec.schedule().kind(),
                 v1::ScheduleKind_IsValid(spec.schedule().kind())));
+  SDP_RETURN_IF_ERROR(
+      CheckEnum("schedule.decay", spec.schedule().decay(),
+                v1::DecayKind_IsValid(spec.schedule().decay())));
   const v1::Routes& routes = spec.routes();
   SDP_RETURN_IF_ERROR(CheckEnum("routes.params", routes.params(),
                                 v1::ParamRoute_IsValid(routes.params())));
@@ -134,6 +139,63 @@ absl::Status CheckEnums(const v1::JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckSchedule(const v1::JobSpec& spec) {
+  const v1::Schedule& schedule = spec.schedule();
+  SDP_RETURN_IF_ERROR(CheckCount("schedule.warmup_steps",
+                                 schedule.warmup_steps(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("schedule.warmup_ratio", schedule.warmup_ratio(), 0, 1));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("schedule.min_lr_ratio", schedule.min_lr_ratio(), 0, 1));
+  if (schedule.kind() != v1::SCHEDULE_KIND_WSD) return absl::OkStatus();
+  SDP_RETURN_IF_ERROR(CheckCount("schedule.decay_steps", schedule.decay_steps(),
+                                 1, spec.steps()));
+  if (schedule.warmup_steps() <= spec.steps() - schedule.decay_steps()) {
+    return absl::OkStatus();
+  }
+  return Bad("schedule.decay_steps", absl::StrCat(schedule.decay_steps()),
+             absl::StrCat("with ", schedule.warmup_steps(),
+                          " steps of warm-up more than the job's ",
+                          spec.steps(), " steps"),
+             "warm up or decay for fewer steps");
+}
+
+absl::Status CheckPatterns(
+    absl::string_view field,
+    const google::protobuf::RepeatedPtrField<std::string>& patterns) {
+  SDP_RETURN_IF_ERROR(CheckCount(field, patterns.size(), 0, kMaxPatterns));
+  for (const std::string& pattern : patterns) {
+    SDP_RETURN_IF_ERROR(CheckText(field, pattern, kMaxPatternBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckEvaluation(const v1::JobSpec& spec) {
+  SDP_RETURN_IF_ERROR(CheckCount("early_stop.patience",
+                                 spec.early_stop().patience(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(CheckNumber("early_stop.min_delta",
+                                  spec.early_stop().min_delta(), 0, 1e6));
+  if (!spec.has_eval()) {
+    if (spec.early_stop().patience() == 0) return absl::OkStatus();
+    return Bad("early_stop.patience",
+               absl::StrCat(spec.early_stop().patience()),
+               "nothing is evaluated", "give eval.data, or leave it out");
+  }
+  const v1::Evaluation& eval = spec.eval();
+  SDP_RETURN_IF_ERROR(CheckPath("eval.data", eval.data()));
+  SDP_RETURN_IF_ERROR(
+      CheckCount("eval.every_steps", eval.every_steps(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(CheckCount("eval.dataset_tokens", eval.dataset_tokens(),
+                                 1, kMaxDatasetTokens));
+  SDP_RETURN_IF_ERROR(CheckCount("eval.dataset_sequences",
+                                 eval.dataset_sequences(), 1,
+                                 kMaxDatasetTokens));
+  SDP_RETURN_IF_ERROR(CheckCount("eval.max_sequences", eval.max_sequences(), 1,
+                                 eval.dataset_sequences()));
+  return CheckCount("eval.dataset_valid_tokens", eval.dataset_valid_tokens(), 1,
+                    eval.dataset_tokens());
+}
+
 absl::Status CheckTraining(const v1::JobSpec& spec) {
   const v1::Optimizer& optimizer = spec.optimizer();
   SDP_RETURN_IF_ERROR(CheckNumber("optimizer.lr", optimizer.lr(), 0, 10, true));
@@ -146,10 +208,14 @@ absl::Status CheckTraining(const v1::JobSpec& spec) {
       CheckNumber("optimizer.eps", optimizer.eps(), 0, 1, true));
   SDP_RETURN_IF_ERROR(
       CheckNumber("optimizer.weight_decay", optimizer.weight_decay(), 0, 10));
-  SDP_RETURN_IF_ERROR(CheckCount("schedule.warmup_steps",
-                                 spec.schedule().warmup_steps(), 0, kMaxSteps));
-  SDP_RETURN_IF_ERROR(CheckNumber("schedule.min_lr_ratio",
-                                  spec.schedule().min_lr_ratio(), 0, 1));
+  SDP_RETURN_IF_ERROR(CheckSchedule(spec));
+  SDP_RETURN_IF_ERROR(CheckPatterns("freeze", spec.freeze()));
+  SDP_RETURN_IF_ERROR(
+      CheckPatterns("optimizer.no_decay", optimizer.no_decay().patterns()));
+  SDP_RETURN_IF_ERROR(
+      CheckCount("max_skipped_steps", spec.max_skipped_steps(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(
+      CheckNumber("loss_spike_sigma", spec.loss_spike_sigma(), 0, 1e6));
   if (spec.has_max_grad_norm()) {
     SDP_RETURN_IF_ERROR(
         CheckNumber("max_grad_norm", spec.max_grad_norm(), 0, 1e30, true));
@@ -250,6 +316,10 @@ absl::Status CheckFields(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(CheckEnums(spec));
   SDP_RETURN_IF_ERROR(CheckTraining(spec));
   SDP_RETURN_IF_ERROR(CheckDataset(spec));
+  SDP_RETURN_IF_ERROR(CheckEvaluation(spec));
+  if (!spec.tensorboard().empty()) {
+    SDP_RETURN_IF_ERROR(CheckPath("tensorboard", spec.tensorboard()));
+  }
   if (spec.model_config_json().empty() ||
       spec.model_config_json().size() > kMaxConfigBytes) {
     return Bad("model_config_json",
@@ -280,6 +350,8 @@ absl::StatusOr<CheckedSpec> CheckSpec(const v1::JobSpec& spec,
   }
   SDP_ASSIGN_OR_RETURN(checked.plan, policy::MakePlan(checked.problem));
   checked.layout = model::MakeStateLayout(checked.config);
+  SDP_RETURN_IF_ERROR(Annotate(
+      model::ApplyRules(policy::RulesOf(spec), checked.layout), kWhere));
 
   uint64_t chunks = 0;
   for (const model::Unit& unit : checked.layout.units) {

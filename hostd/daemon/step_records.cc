@@ -23,7 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr absl::string_view kPrefix = "{\"step\":";
+constexpr absl::string_view kStepPrefix = "{\"step\":";
+constexpr absl::string_view kEvalPrefix = "{\"eval_step\":";
 constexpr size_t kPieceBytes = 256 * kKiB;
 constexpr size_t kMaxLineBytes = 16 * kKiB;
 // The last records tell the present speed.
@@ -41,17 +42,38 @@ double ReadNumber(const json& object, const char* key) {
   return it->get<double>();
 }
 
-// The step of a line, without parsing the rest of it.
-bool StepOf(absl::string_view line, uint64_t& step) {
-  if (!absl::ConsumePrefix(&line, kPrefix)) return false;
-  return absl::SimpleAtoi(line.substr(0, line.find(',')), &step);
+// In the order of v1::Record: after s steps comes 2 s, its evaluation follows.
+uint64_t PlaceOf(const v1::Record& record) {
+  return record.has_eval() ? 2 * record.eval().step() + 1
+                           : 2 * record.step().step();
+}
+
+// Of a line, without parsing the rest of it.
+bool PlaceOf(absl::string_view line, uint64_t& place) {
+  const bool eval = absl::ConsumePrefix(&line, kEvalPrefix);
+  if (!eval && !absl::ConsumePrefix(&line, kStepPrefix)) return false;
+  uint64_t step;
+  if (!absl::SimpleAtoi(line.substr(0, line.find(',')), &step)) return false;
+  place = 2 * step + eval;
+  return true;
+}
+
+v1::EvalRecord ReadEval(const json& o) {
+  v1::EvalRecord r;
+  r.set_step(o.at("eval_step").get<uint64_t>());
+  r.set_loss(ReadNumber(o, "loss"));
+  r.set_valid_tokens(o.at("valid_tokens").get<uint64_t>());
+  r.set_sequences(o.at("sequences").get<uint64_t>());
+  r.set_seconds(ReadNumber(o, "seconds"));
+  r.set_best(o.at("best").get<bool>());
+  return r;
 }
 
 }  // namespace
 
 std::string ToJsonLine(const v1::StepRecord& r) {
   return absl::StrCat(
-      kPrefix, r.step(), ",\"loss\":", Number(r.loss()),
+      kStepPrefix, r.step(), ",\"loss\":", Number(r.loss()),
       ",\"grad_norm\":", Number(r.grad_norm()),
       ",\"clip_coefficient\":", Number(r.clip_coefficient()),
       ",\"lr\":", Number(r.lr()), ",\"valid_tokens\":", r.valid_tokens(),
@@ -64,13 +86,30 @@ std::string ToJsonLine(const v1::StepRecord& r) {
       ",\"stall_ns\":", r.stall_ns(), ",\"update_ns\":", r.update_ns(),
       ",\"offload_ns\":", r.offload_ns(),
       ",\"offload_wait_ns\":", r.offload_wait_ns(), ",\"end_ns\":", r.end_ns(),
-      "}");
+      ",\"tokens_per_second\":", Number(r.tokens_per_second()),
+      ",\"mfu\":", r.has_mfu() ? Number(r.mfu()) : "null",
+      ",\"loss_spike\":", r.loss_spike() ? "true" : "false",
+      ",\"host_pss_bytes\":", r.host_pss_bytes(),
+      ",\"device_bytes\":", r.device_bytes(), "}");
 }
 
-absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
+std::string ToJsonLine(const v1::EvalRecord& r) {
+  return absl::StrCat(kEvalPrefix, r.step(), ",\"loss\":", Number(r.loss()),
+                      ",\"valid_tokens\":", r.valid_tokens(),
+                      ",\"sequences\":", r.sequences(),
+                      ",\"seconds\":", Number(r.seconds()),
+                      ",\"best\":", r.best() ? "true" : "false", "}");
+}
+
+absl::StatusOr<v1::Record> FromJsonLine(absl::string_view line) {
   try {
     json o = json::parse(line.begin(), line.end());
-    v1::StepRecord r;
+    v1::Record record;
+    if (o.contains("eval_step")) {
+      *record.mutable_eval() = ReadEval(o);
+      return record;
+    }
+    v1::StepRecord& r = *record.mutable_step();
     r.set_step(o.at("step").get<uint64_t>());
     r.set_loss(ReadNumber(o, "loss"));
     r.set_grad_norm(ReadNumber(o, "grad_norm"));
@@ -90,15 +129,27 @@ absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line) {
     r.set_offload_ns(o.at("offload_ns").get<int64_t>());
     r.set_offload_wait_ns(o.at("offload_wait_ns").get<int64_t>());
     r.set_end_ns(o.at("end_ns").get<int64_t>());
-    return r;
+    r.set_tokens_per_second(ReadNumber(o, "tokens_per_second"));
+    if (const double mfu = ReadNumber(o, "mfu"); std::isfinite(mfu)) {
+      r.set_mfu(mfu);
+    }
+    r.set_loss_spike(o.value("loss_spike", false));
+    r.set_host_pss_bytes(o.value("host_pss_bytes", uint64_t{0}));
+    r.set_device_bytes(o.value("device_bytes", uint64_t{0}));
+    return record;
   } catch (const json::exception& e) {
     return absl::DataLossError(absl::StrCat("step record: ", e.what()));
   }
 }
 
-absl::Status StepRecords::Append(const v1::StepRecord& record) {
-  kept_.push_back({record, MonotonicNs()});
+absl::Status StepRecords::Append(const v1::Record& record) {
+  kept_.push_back(record);
   if (kept_.size() > kInMemory) kept_.pop_front();
+  if (record.has_step()) {
+    last_ = record.step();
+    received_ns_.push_back(MonotonicNs());
+    if (received_ns_.size() > kSpeedWindow + 1) received_ns_.pop_front();
+  }
   if (broken_) return absl::OkStatus();
   auto store = [&]() -> absl::Status {
     if (!fd_.valid()) {
@@ -106,7 +157,9 @@ absl::Status StepRecords::Append(const v1::StepRecord& record) {
           fd_,
           OpenFile(file(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0600));
     }
-    std::string line = ToJsonLine(record) + "\n";
+    std::string line = (record.has_eval() ? ToJsonLine(record.eval())
+                                          : ToJsonLine(record.step())) +
+                       "\n";
     ssize_t written = write(fd_.get(), line.data(), line.size());
     if (written != static_cast<ssize_t>(line.size())) {
       return ErrnoStatus(written < 0 ? errno : ENOSPC, file());
@@ -119,37 +172,37 @@ absl::Status StepRecords::Append(const v1::StepRecord& record) {
 }
 
 void StepRecords::Forget() {
-  if (!kept_.empty()) last_ = std::move(kept_.back().record);
   kept_.clear();
+  received_ns_.clear();
   kept_.shrink_to_fit();
   fd_.Reset();
 }
 
-std::vector<v1::StepRecord> StepRecords::Next(Cursor& cursor,
-                                              size_t most) const {
-  std::vector<v1::StepRecord> records;
+std::vector<v1::Record> StepRecords::Next(Cursor& cursor, size_t most) const {
+  std::vector<v1::Record> records;
+  // Between this place and the next step's there is only an evaluation.
   bool in_memory =
-      !kept_.empty() && kept_.front().record.step() <= cursor.after_step + 1;
+      !kept_.empty() && PlaceOf(kept_.front()) <= cursor.after_place + 1;
   if (!in_memory) {
     while (records.empty() && NextFromFile(cursor, most, records)) {
     }
     if (!records.empty()) return records;
   }
   // What the file lacks, it lacks for good: go on with what is in memory.
-  auto next = std::upper_bound(kept_.begin(), kept_.end(), cursor.after_step,
-                               [](uint64_t step, const Kept& kept) {
-                                 return step < kept.record.step();
+  auto next = std::upper_bound(kept_.begin(), kept_.end(), cursor.after_place,
+                               [](uint64_t place, const v1::Record& kept) {
+                                 return place < PlaceOf(kept);
                                });
   for (; next != kept_.end() && records.size() < most; ++next) {
-    records.push_back(next->record);
-    cursor.after_step = next->record.step();
+    records.push_back(*next);
+    cursor.after_place = PlaceOf(*next);
   }
   return records;
 }
 
 // Whether there may be more in the file.
 bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
-                               std::vector<v1::StepRecord>& records) const {
+                               std::vector<v1::Record>& records) const {
   absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDONLY | O_NOFOLLOW);
   if (!fd.ok()) return false;
   std::string piece(kPieceBytes, '\0');
@@ -164,11 +217,11 @@ bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
     absl::string_view line = rest.substr(0, end);
     rest.remove_prefix(end + 1);
     taken += end + 1;
-    uint64_t step;
-    if (!StepOf(line, step) || step <= cursor.after_step) continue;
-    absl::StatusOr<v1::StepRecord> record = FromJsonLine(line);
+    uint64_t place;
+    if (!PlaceOf(line, place) || place <= cursor.after_place) continue;
+    absl::StatusOr<v1::Record> record = FromJsonLine(line);
     if (!record.ok()) continue;
-    cursor.after_step = step;
+    cursor.after_place = place;
     records.push_back(*std::move(record));
   }
   cursor.offset_bytes += taken;
@@ -176,7 +229,6 @@ bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
 }
 
 absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
-  if (!kept_.empty()) return kept_.back().record;
   if (last_) return *last_;
   SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(file(), O_RDONLY | O_NOFOLLOW));
   SDP_ASSIGN_OR_RETURN(uint64_t bytes, RegularFileBytes(fd.get(), file()));
@@ -191,10 +243,10 @@ absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
     size_t newline = whole.rfind('\n');
     absl::string_view line =
         newline == absl::string_view::npos ? whole : whole.substr(newline + 1);
-    absl::StatusOr<v1::StepRecord> record = FromJsonLine(line);
-    if (record.ok()) {
-      last_ = *record;
-      return record;
+    absl::StatusOr<v1::Record> record = FromJsonLine(line);
+    if (record.ok() && record->has_step()) {
+      last_ = record->step();
+      return *last_;
     }
     if (newline == absl::string_view::npos) break;
     rest = rest.substr(0, newline + 1);
@@ -203,11 +255,10 @@ absl::StatusOr<v1::StepRecord> StepRecords::Last() const {
 }
 
 double StepRecords::steps_per_second() const {
-  if (kept_.size() < 2) return 0;
-  size_t first = kept_.size() > kSpeedWindow ? kept_.size() - kSpeedWindow : 0;
-  int64_t elapsed_ns = kept_.back().received_ns - kept_[first].received_ns;
+  if (received_ns_.size() < 2) return 0;
+  const int64_t elapsed_ns = received_ns_.back() - received_ns_.front();
   if (elapsed_ns <= 0) return 0;
-  return static_cast<double>(kept_.size() - 1 - first) * 1e9 /
+  return static_cast<double>(received_ns_.size() - 1) * 1e9 /
          static_cast<double>(elapsed_ns);
 }
 

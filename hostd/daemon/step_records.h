@@ -1,5 +1,5 @@
-// A job's step records: all of them in metrics.jsonl of its log folder, the
-// last ones also in memory.
+// A job's records of steps and evaluations: all of them in metrics.jsonl of its
+// log folder, the last ones also in memory.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,11 @@
 
 namespace slidedp::hostd {
 
-// One line without its newline. Numbers that JSON can't write are null.
+// One line without its newline: {"step":... or {"eval_step":... Numbers that
+// JSON can't write are null.
 std::string ToJsonLine(const v1::StepRecord& record);
-absl::StatusOr<v1::StepRecord> FromJsonLine(absl::string_view line);
+std::string ToJsonLine(const v1::EvalRecord& record);
+absl::StatusOr<v1::Record> FromJsonLine(absl::string_view line);
 
 class StepRecords {
  public:
@@ -26,39 +28,39 @@ class StepRecords {
 
   // Opens the file at the first record. An error leaves the record in memory
   // only, and is returned once.
-  absl::Status Append(const v1::StepRecord& record);
-  // Drops what is in memory but the last one; the file stays.
+  absl::Status Append(const v1::Record& record);
+  // Drops what is in memory but the last step; the file stays.
   void Forget();
 
-  // Where a reader is.
+  // Where a reader is: beyond the record with this place (v1::Record's order).
   struct Cursor {
-    uint64_t after_step = 0;
+    uint64_t after_place = 0;
     uint64_t offset_bytes = 0;  // into the file
+
+    // Wants steps beyond this one, and evaluations from it on.
+    static Cursor AfterStep(uint64_t step) { return {2 * step, 0}; }
   };
   // The next records, at most `most`; empty when there are no more now. Lines
   // that can't be read are passed over.
-  std::vector<v1::StepRecord> Next(Cursor& cursor, size_t most) const;
+  std::vector<v1::Record> Next(Cursor& cursor, size_t most) const;
 
-  // The last one, from memory or the file.
+  // The last step, from memory or the file.
   absl::StatusOr<v1::StepRecord> Last() const;
 
-  // Over the records in memory; 0 with fewer than two.
+  // Over the last steps in memory; 0 with fewer than two.
   double steps_per_second() const;
 
  private:
-  struct Kept {
-    v1::StepRecord record;
-    int64_t received_ns;
-  };
   std::string file() const { return folder_ + "/metrics.jsonl"; }
   bool NextFromFile(Cursor& cursor, size_t most,
-                    std::vector<v1::StepRecord>& records) const;
+                    std::vector<v1::Record>& records) const;
 
   std::string folder_;
   UniqueFd fd_;
   bool broken_ = false;
-  std::deque<Kept> kept_;
-  // Once looked for in the file, or kept by Forget.
+  std::deque<v1::Record> kept_;
+  std::deque<int64_t> received_ns_;  // of the last steps
+  // The last in memory, once looked for in the file, or kept by Forget.
   mutable std::optional<v1::StepRecord> last_;
 };
 

@@ -34,7 +34,7 @@ void Subscription::Finish(const absl::Status& status) {
 WatchSubscription::WatchSubscription(const v1::WatchRequest& request,
                                      ReplyStream<v1::WatchReply>* stream)
     : Subscription(request.id()), stream_(stream) {
-  cursor_.after_step = request.from_step();
+  cursor_ = StepRecords::Cursor::AfterStep(request.from_step());
 }
 
 bool WatchSubscription::WriteNext(const Job& job) {
@@ -45,7 +45,12 @@ bool WatchSubscription::WriteNext(const Job& job) {
       next_in_batch_ = 0;
     }
     if (next_in_batch_ < batch_.size()) {
-      *reply.mutable_step() = std::move(batch_[next_in_batch_++]);
+      v1::Record& record = batch_[next_in_batch_++];
+      if (record.has_eval()) {
+        *reply.mutable_eval() = std::move(*record.mutable_eval());
+      } else {
+        *reply.mutable_step() = std::move(*record.mutable_step());
+      }
       stream_->Write(reply);
       return true;
     }

@@ -53,7 +53,7 @@ class WatchSubscription : public Subscription {
 
   ReplyStream<v1::WatchReply>* stream_;
   StepRecords::Cursor cursor_;
-  std::vector<v1::StepRecord> batch_;
+  std::vector<v1::Record> batch_;
   size_t next_in_batch_ = 0;
   uint64_t seen_version_ = 0;
 };

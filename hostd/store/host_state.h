@@ -72,6 +72,11 @@ class HostState {
   shm::Reports reports_;
 };
 
+// Of the source's tensors; written while they are read.
+struct LoadProgress {
+  std::atomic<uint64_t> done_bytes = 0, all_bytes = 0;
+};
+
 // Reads every tensor of the layout into the planes (moments stay zero) through
 // the source's descriptors, in pieces: peak extra memory is a few MiB. A weight
 // that the planes can't hold is an error that names tensor and element. An
@@ -79,7 +84,8 @@ class HostState {
 // passed ValidateSource. Uses plan().update_threads threads; no worker may
 // have the segments yet. Cancelled soon after `stop`, if given, becomes true.
 absl::Status LoadParameters(const model::TensorSource& source, HostState& state,
-                            const std::atomic<bool>* stop = nullptr);
+                            const std::atomic<bool>* stop = nullptr,
+                            LoadProgress* progress = nullptr);
 
 // Writes every trained tensor at its source's place into `files` (one per
 // source file), in the source's dtype: BF16 = the hi plane, F32 = exact, F16 =

@@ -68,14 +68,30 @@ absl::Status CompareTiedHead(const PlacedTensor& head, uint64_t first,
 }  // namespace
 
 absl::Status LoadParameters(const model::TensorSource& source, HostState& state,
-                            const std::atomic<bool>* stop) {
+                            const std::atomic<bool>* stop,
+                            LoadProgress* progress) {
   SDP_ASSIGN_OR_RETURN(const std::vector<PlacedTensor> tensors,
                        PlaceTensors(state.layout(), source));
+  const auto bytes_of = [&](size_t index, uint64_t count) {
+    return count * model::DTypeBytes(tensors[index].ref.entry->dtype);
+  };
+  if (progress != nullptr) {
+    uint64_t all_bytes = 0;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      all_bytes += bytes_of(i, tensors[i].tensor->count);
+    }
+    progress->all_bytes = all_bytes;
+  }
   const int threads = std::min(state.plan().update_threads, kMaxFileThreads);
   SDP_RETURN_IF_ERROR(ForEachPiece(
       tensors, threads, stop,
       [&](size_t index, uint64_t first, uint64_t count, float* scratch) {
-        return LoadPiece(tensors[index], first, count, scratch, state);
+        SDP_RETURN_IF_ERROR(
+            LoadPiece(tensors[index], first, count, scratch, state));
+        if (progress != nullptr) {
+          progress->done_bytes += bytes_of(index, count);
+        }
+        return absl::OkStatus();
       }));
   const PlacedTensor head = TiedHead(state.layout(), source);
   if (head.ref.entry == nullptr) return absl::OkStatus();

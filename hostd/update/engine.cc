@@ -280,6 +280,7 @@ absl::Status Engine::ReadLosses() {
                        norms_.ReadLosses(step_.valid_tokens > 0));
   if (!came) return absl::OkStatus();
   PollSoon();
+  if (eager_ || step_.valid_tokens == 0) workers_->PublishFrozen();
   // In a rank's order, its reads of the embedding unit are over before.
   SDP_RETURN_IF_ERROR(BeginRows());
   if (step_.rows_begun) return absl::OkStatus();
@@ -330,6 +331,7 @@ void Engine::Complete() {
   result.clip_history = clip_history_;
   result.skipped = skipped;
   result.skip_reason = step_.skip_reason;
+  result.not_finite = skipped && step_.valid_tokens > 0;
   result.begin_ns = step_.begin_ns;
   result.end_ns = progress.published_ns;
   result.update_ns = progress.busiest_ns;

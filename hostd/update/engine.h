@@ -48,6 +48,8 @@ struct StepResult {
   uint64_t clip_history;  // UpdateConfig's, after this step
   bool skipped;
   std::string skip_reason;
+  // Skipped for a loss or gradient that is not finite, not for want of tokens.
+  bool not_finite;
   int64_t begin_ns, end_ns;  // first rank's begin, last publication
   // Maximum of the ranks; 0 for ranks whose times came later than the next
   // step's last update.

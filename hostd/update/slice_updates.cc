@@ -99,7 +99,7 @@ absl::Status SliceUpdates::ForEachRange(const Piece& piece, uint64_t slice,
        state_.layout().units[piece.unit].tensors) {
     const uint64_t begin = std::max(slice_begin, tensor.offset);
     const uint64_t end = std::min(slice_end, tensor.offset + tensor.count);
-    if (begin >= end) continue;
+    if (begin >= end || tensor.frozen) continue;
     bool finite = true;
     if (part == Part::kAll || tensor.role != model::Role::kEmbedding) {
       if (part != Part::kOtherRows) finite = body(tensor, begin, end);

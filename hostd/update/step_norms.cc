@@ -14,6 +14,10 @@ void StepNorms::BeginStep(uint64_t step) {
   step_ = step;
   loss_sums_.reset();
   reported_.assign(units, std::nullopt);
+  bad_rank_.assign(units, -1);
+  for (size_t u = 0; u < units; ++u) {
+    if (work_.units[u].pieces == 0) reported_[u] = 0;
+  }
   gates_.assign(units, Gate::kClosed);
   speculating_ = speculated_ = false;
   next_unit_ = static_cast<int>(units) - 1;
@@ -45,6 +49,7 @@ absl::Status StepNorms::ReadUnit(int unit) {
       continue;
     }
     sum = std::nan("");
+    bad_rank_[unit] = r;
     if (!eager_) break;
     return absl::FailedPreconditionError(absl::StrCat(
         DescribeUnit(layout_, unit), ", rank ", r, ", step ", step_,
@@ -119,8 +124,11 @@ std::string StepNorms::SkipReason(double total_norm) const {
   for (size_t u = 0; u < layout_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     if (!FiniteSquareNorm(SquareNorm(unit).value())) {
-      return absl::StrCat("the gradient of ", DescribeUnit(layout_, unit),
-                          " is not finite");
+      return absl::StrCat(
+          "the gradient of ", DescribeUnit(layout_, unit), " is not finite (",
+          bad_rank_[u] < 0 ? "the sum of the ranks'"
+                           : absl::StrCat("rank ", bad_rank_[u]),
+          ")");
     }
   }
   return "the gradient norm is not finite";

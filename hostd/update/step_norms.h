@@ -77,7 +77,8 @@ class StepNorms {
   std::optional<std::vector<double>> loss_sums_;  // per rank
   // Per unit: of the draining ranks together; not finite if any rank's isn't.
   std::vector<std::optional<double>> reported_;
-  std::vector<Gate> gates_;  // per unit
+  std::vector<int> bad_rank_;  // whose it isn't; -1: none's
+  std::vector<Gate> gates_;    // per unit
   bool speculating_ = false, speculated_ = false;
   int next_unit_ = 0;          // whose norm comes next into the sum
   double sum_of_squares_ = 0;  // of the units after it

@@ -57,6 +57,10 @@ StepWork MakeStepWork(const model::StateLayout& layout,
     UnitWork& unit = work.units[u];
     const bool cpu =
         plan.routes(layout.units[u].kind).grads == policy::GradRoute::kCpu;
+    if (layout.units[u].frozen()) {
+      SDP_CHECK(unit.pieces == 0, "a frozen unit has gradients");
+      continue;
+    }
     unit.host_sums = cpu && plan.ranks > 1;
     std::vector<bool> drains(plan.ranks);
     uint64_t covered = 0;

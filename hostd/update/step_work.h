@@ -28,6 +28,7 @@ struct Piece {
   uint64_t first_slice, slices;
 };
 
+// A wholly frozen unit has none.
 struct UnitWork {
   int first_piece, pieces;
   uint64_t first_slice, slices;     // of all its pieces
@@ -53,7 +54,7 @@ struct StepWork {
 // a unit's last chunk keeps all threads busy, and taking a slice costs nothing.
 inline constexpr uint64_t kSliceElements = uint64_t{1} << 16;
 
-// Checks that the pieces cover every unit exactly once.
+// Checks that the pieces cover every unit exactly once, frozen ones not at all.
 StepWork MakeStepWork(const model::StateLayout& layout,
                       const policy::Plan& plan,
                       const policy::GradSchedule& schedule,

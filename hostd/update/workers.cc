@@ -175,6 +175,7 @@ void UpdateWorkers::Decide(std::optional<float> clip_coefficient) {
       std::lock_guard lock(mutex_);
       held_ = false;
       if (!progress_.failure.ok()) return;
+      PublishFrozenLocked();
       for (int piece : all_pieces_) {
         if (rows_updated_[piece]) CountDone(work_.pieces[piece].unit);
         if (updated_[piece]) FinishPiece(piece);
@@ -189,6 +190,7 @@ void UpdateWorkers::Decide(std::optional<float> clip_coefficient) {
     std::lock_guard lock(mutex_);
     held_ = false;
     if (!progress_.failure.ok()) return;
+    PublishFrozenLocked();
     if (slices_.rows_apart()) {
       for (int piece : embedding_pieces_) {
         if (clip_coefficient.has_value() && rows_updated_[piece]) {
@@ -363,7 +365,22 @@ void UpdateWorkers::Consume(const Piece& piece) {
 }
 
 void UpdateWorkers::CountDone(int unit) {
-  if (--left_[unit] > 0) return;
+  if (--left_[unit] == 0) Publish(unit);
+}
+
+void UpdateWorkers::PublishFrozen() {
+  std::lock_guard lock(mutex_);
+  PublishFrozenLocked();
+}
+
+void UpdateWorkers::PublishFrozenLocked() {
+  if (halted_ || !progress_.failure.ok()) return;
+  for (size_t u = 0; u < work_.units.size(); ++u) {
+    if (work_.units[u].pieces == 0) Publish(static_cast<int>(u));
+  }
+}
+
+void UpdateWorkers::Publish(int unit) {
   ++progress_.units_published;
   progress_.published_ns = MonotonicNs();
   // Release: the other threads' writes to the planes came before, through

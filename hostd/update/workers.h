@@ -48,6 +48,10 @@ class UpdateWorkers {
   void UpdateOtherRows(std::vector<uint64_t> used_rows);
   // Host-summed units: complete pieces.
   void Sum(std::span<const int> pieces);
+  // Publishes the units that have no pieces: nothing of this step keeps them
+  // from the next one. In eager mode once the losses are known; otherwise
+  // Decide() does it.
+  void PublishFrozen();
   // Updates complete pieces with c = 1.
   void Update(std::span<const int> pieces);
   // Consumes the pieces' chunks and counts the pieces as done, in this order,
@@ -91,6 +95,8 @@ class UpdateWorkers {
   void FinishPiece(int piece);
   void Consume(const Piece& piece);
   void CountDone(int unit);
+  void Publish(int unit);
+  void PublishFrozenLocked();
   void Change();
 
   HostState& state_;

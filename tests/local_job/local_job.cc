@@ -98,10 +98,52 @@ void DropLastPositions(int64_t length, data::StepBatch& batch) {
   batch.labels.resize(sequences * length);
 }
 
+// What the daemon does with the ranks' parts: adds them up, then lets all go
+// on.
+class Evaluations {
+ public:
+  explicit Evaluations(const LocalJobOptions& options, int ranks)
+      : options_(options), ranks_(ranks) {}
+
+  absl::StatusOr<bool> Take(const step::EvaluationPart& part) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    loss_sum_ += part.loss_sum;
+    valid_tokens_ += part.valid_tokens;
+    const size_t turn = results_.size();
+    if (++parts_ == ranks_) {
+      results_.emplace_back(part.step,
+                            loss_sum_ / static_cast<double>(valid_tokens_));
+      parts_ = 0;
+      loss_sum_ = 0;
+      valid_tokens_ = 0;
+      changed_.notify_all();
+    }
+    if (!changed_.wait_for(lock, std::chrono::seconds(60),
+                           [&] { return results_.size() > turn; })) {
+      return absl::DeadlineExceededError("ranks that do not evaluate");
+    }
+    return part.step != options_.stop_at_evaluation;
+  }
+  const std::vector<std::pair<uint64_t, double>>& results() const {
+    return results_;
+  }
+
+ private:
+  const LocalJobOptions& options_;
+  const int ranks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int parts_ = 0;
+  double loss_sum_ = 0;
+  uint64_t valid_tokens_ = 0;
+  std::vector<std::pair<uint64_t, double>> results_;
+};
+
 absl::Status RunRank(const LocalJobOptions& options,
                      const model::ModelConfig& config,
                      const hostd::HostState& state, const data::Mixture& data,
-                     int rank) {
+                     const data::Dataset* eval_dataset,
+                     Evaluations& evaluations, int rank) {
   const policy::Plan& plan = state.plan();
   SDP_ASSIGN_OR_RETURN(const RankMappings maps, MapAsWorker(state));
   SDP_ASSIGN_OR_RETURN(const Machine machine, MakeMachine(plan, rank));
@@ -131,6 +173,12 @@ absl::Status RunRank(const LocalJobOptions& options,
   inputs.batch.batch_size = options.problem.batch_size;
   inputs.batch.micro_batch_size = plan.micro_batch_size;
   inputs.batch.micro_batches = plan.micro_batches;
+  inputs.eval.dataset = eval_dataset;
+  inputs.eval.sequences = options.eval_sequences;
+  inputs.eval.every_steps = options.eval_every_steps;
+  inputs.eval.on_part = [&](const step::EvaluationPart& part) {
+    return evaluations.Take(part);
+  };
   inputs.params = &maps.params;
   inputs.grads = &maps.grads;
   inputs.versions = &maps.versions;
@@ -193,11 +241,23 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   problem.documents_per_sequence = data.documents_per_sequence();
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
   result.layout = model::MakeStateLayout(config);
+  SDP_RETURN_IF_ERROR(model::ApplyRules(options.rules, result.layout));
   SDP_ASSIGN_OR_RETURN(auto state, hostd::HostState::Create(
                                        "local", result.layout, result.plan));
   SDP_ASSIGN_OR_RETURN(const model::TensorSource source,
                        model::OpenModelFolder(options.model));
   SDP_RETURN_IF_ERROR(hostd::LoadParameters(source, *state));
+
+  std::optional<data::Dataset> eval_dataset;
+  if (options.eval_sequences > 0) {
+    SDP_ASSIGN_OR_RETURN(
+        eval_dataset,
+        data::Dataset::Open(options.eval_data, problem.sequence_length,
+                            config.vocab));
+  }
+  Evaluations evaluations(options, result.plan.ranks);
+  const uint64_t steps_to_do =
+      options.stop_at_evaluation.value_or(options.steps);
 
   // The standard library's: the thread sanitizer does not see into absl's.
   std::mutex mutex;
@@ -225,7 +285,9 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < result.plan.ranks; ++r) {
       ranks.emplace_back([&, r] {
-        rank_status[r] = RunRank(options, config, *state, data, r);
+        rank_status[r] =
+            RunRank(options, config, *state, data,
+                    eval_dataset ? &*eval_dataset : nullptr, evaluations, r);
         if (rank_status[r].ok()) return;
         if (engine != nullptr) engine->Stop();
         ReleaseRanks(*state);
@@ -242,16 +304,17 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
     {
       std::unique_lock<std::mutex> lock(mutex);
       changed.wait_for(lock, std::chrono::seconds(60), [&] {
-        return steps.size() >= options.steps || !failure.ok();
+        return steps.size() >= steps_to_do || !failure.ok();
       });
     }
     engine->Stop();
     SDP_RETURN_IF_ERROR(failure);
-    if (steps.size() != options.steps) {
+    if (steps.size() != steps_to_do) {
       return absl::DeadlineExceededError("the engine did not finish");
     }
   }
   result.steps = std::move(steps);
+  result.evaluations = evaluations.results();
   result.master.resize(result.layout.plane_elements);
   for (size_t u = 0; u < result.layout.units.size(); ++u) {
     const model::Unit& unit = result.layout.units[u];

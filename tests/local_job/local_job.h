@@ -4,10 +4,12 @@
 // rank.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/model/tensor_rules.h"
 #include "hostd/store/host_state.h"
 #include "hostd/update/engine.h"
 #include "policy/plan.h"
@@ -22,6 +24,7 @@ struct LocalJobOptions {
   data::SequenceOptions sequences;
   // Its config and documents are filled in from `model` and `data`.
   policy::Problem problem;
+  model::TensorRules rules;
   hostd::UpdateConfig update;
   uint64_t steps = 1;
   uint64_t seed = 0;
@@ -29,6 +32,11 @@ struct LocalJobOptions {
   // one is a label only. So every position has a label, even with sequences of
   // one token.
   bool label_every_position = false;
+  // Evaluations of the first so many sequences of another dataset; 0: none.
+  std::string eval_data;
+  uint64_t eval_sequences = 0, eval_every_steps = 0;
+  // The job ends at the evaluation after so many steps.
+  std::optional<uint64_t> stop_at_evaluation;
   // Of rank 0; on_batch is taken if label_every_position.
   step::Hooks hooks;
   // CPU ranks rehearse their step first, as GPUs do.
@@ -41,6 +49,8 @@ struct LocalJobResult {
   policy::Plan plan;
   model::StateLayout layout;
   std::vector<hostd::StepResult> steps;
+  // Loss after so many steps.
+  std::vector<std::pair<uint64_t, double>> evaluations;
   // Master weights, StateLayout::plane_elements long.
   std::vector<float> master;
 };

@@ -73,4 +73,24 @@ void FillStepBatch(const Mixture& data, const BatchShape& shape, int rank,
   }
 }
 
+void FillEvalBatch(const Dataset& dataset, uint64_t sequences,
+                   const BatchShape& shape, int rank, uint64_t round,
+                   StepBatch& batch) {
+  const int64_t places = shape.micro_batches * shape.micro_batch_size;
+  const int64_t length = dataset.sequence_length();
+  SDP_CHECK(rank >= 0 && rank < shape.ranks && places > 0 &&
+                sequences <= dataset.sequences(),
+            "an evaluation of other sequences than the data set's");
+  batch.valid_tokens = 0;
+  batch.ids.assign(places * length, 0);
+  batch.labels.assign(places * length, -1);
+  const uint64_t first = (round * shape.ranks + rank) * places;
+  for (uint64_t sequence = first;
+       sequence < std::min<uint64_t>(first + places, sequences); ++sequence) {
+    const uint64_t at = (sequence - first) * length;
+    dataset.Fill(sequence, batch.ids.data() + at, batch.labels.data() + at);
+    batch.valid_tokens += dataset.LabelCount(sequence);
+  }
+}
+
 }  // namespace slidedp::data

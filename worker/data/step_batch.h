@@ -40,5 +40,12 @@ struct BatchShape {
 };
 void FillStepBatch(const Mixture& data, const BatchShape& shape, int rank,
                    uint64_t step, StepBatch& batch);
+// One rank's part of a round of an evaluation: of sequences [0, sequences) in
+// their order, as many as a step takes, cut as a step is. What is missing in
+// the last round is zero-weight. valid_tokens: of this rank only. `dataset` is
+// not packed, and first_rows and offsets are left alone.
+void FillEvalBatch(const Dataset& dataset, uint64_t sequences,
+                   const BatchShape& shape, int rank, uint64_t round,
+                   StepBatch& batch);
 
 }  // namespace slidedp::data

@@ -107,6 +107,8 @@ absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose, uint32_t rank,
                                                          "/config.json")));
   SDP_RETURN_IF_ERROR(CheckSizes(proposal, rank));
   proposal.layout = model::MakeStateLayout(proposal.config);
+  SDP_RETURN_IF_ERROR(
+      model::ApplyRules(policy::RulesOf(proposal.spec), proposal.layout));
   return proposal;
 }
 

@@ -77,6 +77,7 @@ void Session::Run() {
       case v1::DaemonMessage::kLeave:
         stream_->Close(kFarewellNs);
         spdlog::info("job {}: leaves", config_.job);
+        scalar_log_.reset();  // writes what it has; nobody adds any more
         // The end of a GPU's streams and communicators may wait for ranks that
         // are gone already.
         if (on_gpu()) _exit(kLeft);
@@ -142,6 +143,8 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
                          !proposal_->spec.output().empty();
   if (config_.rank == 0 && has_files) SDP_RETURN_IF_ERROR(PassSource());
   SDP_RETURN_IF_ERROR(OpenData());
+  SDP_RETURN_IF_ERROR(OpenEvalDataset());
+  SDP_RETURN_IF_ERROR(OpenScalarLog());
   if (const uint64_t limit = proposal_->plan.gpu_memory_limit_bytes;
       on_gpu() && limit != 0) {
     SDP_RETURN_IF_ERROR(device::SetAcceleratorMemoryLimit(*device_, limit));
@@ -225,6 +228,7 @@ absl::Status Session::BuildTrainer() {
   inputs.rank = static_cast<int>(config_.rank);
   inputs.mixture = &*data_;
   inputs.batch = proposal_->batch_shape();
+  inputs.eval = EvaluationInputs();
   inputs.params = &attachment_->params();
   inputs.grads = &attachment_->grads();
   inputs.versions = &attachment_->versions();
@@ -343,6 +347,10 @@ void Session::OnDaemonMessage(const v1::DaemonMessage& message) {
   // While the main thread trains, which reads no messages.
   if (message.has_trace_steps()) return tracer_.Start(message.trace_steps());
   std::lock_guard<std::mutex> lock(mutex_);
+  if (message.has_record()) {
+    if (scalar_log_ != nullptr) scalar_log_->Add(message.record());
+    return;
+  }
   if (message.has_leave()) leaving_ = true;
   messages_.push_back(message);
   changed_.notify_all();

@@ -33,6 +33,7 @@
 #include "worker/session/config.h"
 #include "worker/session/control_stream.h"
 #include "worker/session/proposal.h"
+#include "worker/session/scalar_log.h"
 #include "worker/session/step_tracer.h"
 #include "worker/session/sweeper.h"
 #include "worker/step/trainer.h"
@@ -67,12 +68,18 @@ class Session {
   // Steps of OnAttach.
   absl::Status PassSource();
   absl::Status OpenData();
+  absl::Status OpenEvalDataset();
+  absl::Status OpenScalarLog();
   absl::Status MakeOps();
   absl::Status JoinCollectives();
   absl::StatusOr<v1::CollectiveIds> MeetOtherRanks();
   absl::Status BuildTrainer();
   absl::Status CheckDeviceMemory();
   absl::Status AwaitSource();
+
+  step::EvaluationInputs EvaluationInputs();
+  // Main thread, while it trains: waits for the daemon's verdict.
+  absl::StatusOr<bool> ReportEvaluation(const step::EvaluationPart& part);
 
   uint64_t DevicePeakBytes();
   void SendTrace();  // steps that are wanted and over
@@ -100,6 +107,7 @@ class Session {
   std::optional<Attachment> attachment_;
   std::optional<model::TensorSource> source_;  // rank 0
   std::optional<data::Mixture> data_;
+  std::optional<data::Dataset> eval_dataset_;
   std::unique_ptr<device::Device> device_;
   device::AcceleratorInfo gpu_;  // if it is one
   std::unique_ptr<ops::Ops> ops_;
@@ -115,9 +123,10 @@ class Session {
   std::condition_variable changed_;
   // Guarded by mutex_.
   std::deque<v1::DaemonMessage> messages_;
-  bool stopping_ = false;  // the watch thread ends
-  bool leaving_ = false;   // Leave or Failed: the stream's end is expected
-  bool ending_ = false;    // End has a caller
+  std::unique_ptr<ScalarLog> scalar_log_;  // rank 0, if the job wants it
+  bool stopping_ = false;                  // the watch thread ends
+  bool leaving_ = false;  // Leave or Failed: the stream's end is expected
+  bool ending_ = false;   // End has a caller
   // Set once the words are mapped and the trainer is there; read by the watch
   // thread.
   const shm::Mapping* versions_ = nullptr;

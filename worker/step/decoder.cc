@@ -186,9 +186,10 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
   // becomes `activated`.
   SDP_RETURN_IF_ERROR(ops_.SwiGluBackward(gate_up, activated_, tokens_, inner,
                                           gate_up, activated_, stream));
-  SDP_RETURN_IF_ERROR(
-      ops_.LinearBackwardWeight(activated_, d_hidden, tokens_, inner, h,
-                                weights.d(Role::kDown), nullptr, stream));
+  if (float* d_down = weights.d(Role::kDown)) {
+    SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
+        activated_, d_hidden, tokens_, inner, h, d_down, nullptr, stream));
+  }
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up, weights.w(Role::kGate),
                                                tokens_, h, 2 * inner,
                                                /*add=*/false, d_norm_, stream));
@@ -197,20 +198,23 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
       a.at(Segment::kMiddle), weights.w(Role::kPostNorm), a.rstd2, d_norm_,
       tokens_, h, /*add=*/true, d_hidden, weights.d(Role::kPostNorm),
       has_post_norm ? nullptr : normed, stream));
+  float* d_gate = weights.d(Role::kGate);
+  if (d_gate == nullptr) return absl::OkStatus();
   return ops_.LinearBackwardWeight(normed, gate_up, tokens_, h, 2 * inner,
-                                   weights.d(Role::kGate), nullptr, stream);
+                                   d_gate, nullptr, stream);
 }
 
 absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
-                                        const Places& a,
-                                        bool has_input_norm,
+                                        const Places& a, bool has_input_norm,
                                         const UnitWeights& weights,
                                         ops::ConstAct input, ops::Act d_hidden,
                                         device::Stream& stream) {
   const int64_t h = config_.hidden;
-  SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-      a.at(Segment::kAttention), d_hidden, tokens_, config_.q_dim(), h,
-      weights.d(Role::kO), nullptr, stream));
+  if (float* d_o = weights.d(Role::kO)) {
+    SDP_RETURN_IF_ERROR(
+        ops_.LinearBackwardWeight(a.at(Segment::kAttention), d_hidden, tokens_,
+                                  config_.q_dim(), h, d_o, nullptr, stream));
+  }
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
       d_hidden, weights.w(Role::kO), tokens_, config_.q_dim(), h,
       /*add=*/false, d_attention_, stream));
@@ -229,8 +233,10 @@ absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
       input, weights.w(Role::kInputNorm), a.rstd1, d_norm_, tokens_, h,
       /*add=*/true, d_hidden, weights.d(Role::kInputNorm),
       has_input_norm ? nullptr : normed, stream));
+  float* d_qkv_weight = weights.d(Role::kQ);
+  if (d_qkv_weight == nullptr) return absl::OkStatus();
   return ops_.LinearBackwardWeight(normed, d_qkv_, tokens_, h,
-                                   config_.qkv_dim(), weights.d(Role::kQ),
+                                   config_.qkv_dim(), d_qkv_weight,
                                    weights.d(Role::kQBias), stream);
 }
 

@@ -66,6 +66,12 @@ absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
 }
 
 absl::StatusOr<Gradients::Share> Gradients::Reduce(int unit, Slot& slot) {
+  // So that they have no part in the norm, as if they had no gradient.
+  for (const model::Tensor& tensor : in_.layout->units[unit].tensors) {
+    if (!tensor.frozen) continue;
+    SDP_RETURN_IF_ERROR(in_.device->FillZero(
+        slot.sum + tensor.offset, tensor.count * sizeof(float), *reduce_));
+  }
   SDP_ASSIGN_OR_RETURN(const Share share, Exchange(unit, slot));
   if (share.end > share.begin) {
     SDP_RETURN_IF_ERROR(in_.ops->SquaredNorm(
@@ -129,7 +135,7 @@ absl::Status Gradients::Finish(int unit, uint64_t step,
         device.FillZero(slot.sum, slot.sum_elements * sizeof(float), *reduce_));
     return device.Record(*slot.zeroed, *reduce_);
   };
-  if (in_.compute_only) return zero();
+  if (in_.compute_only || in_.layout->units[unit].frozen()) return zero();
   SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
   SDP_RETURN_IF_ERROR(
       in_.times->Begin(Lane::kReduce, step, {"reduce", unit}, *reduce_));
@@ -183,7 +189,6 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
     SDP_RETURN_IF_ERROR(device.WriteWord(&in_.reports.grad_ready(in_.rank),
                                          number + 1, *drain_));
   }
-  if (unit == 0) next_chunk_ = 0;  // the step's last unit
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kDrain, step, *drain_));
   return device.Record(*slot.drained, *drain_);
 }
@@ -214,6 +219,7 @@ absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,
   if (in_.compute_only) return absl::OkStatus();
   device::Device& device = *in_.device;
   shm::StepReport& report = in_.reports.step(in_.rank, step);
+  next_chunk_ = 0;
   SDP_RETURN_IF_ERROR(device.Record(*loss_computed_, compute));
   SDP_RETURN_IF_ERROR(device.Wait(*loss_computed_, *drain_));
   SDP_RETURN_IF_ERROR(

@@ -55,7 +55,7 @@ class Gradients {
   float* accumulator(int unit) { return SlotOf(unit).sum; }
   // Everything that adds to the accumulator has been enqueued on `compute`:
   // reduce it and drain this rank's share. Units must come in the order of
-  // policy::GradSchedule.
+  // policy::GradSchedule. A frozen unit's goes nowhere.
   absl::Status Finish(int unit, uint64_t step, device::Stream& compute);
   // This rank's sum of token losses, before the step's first chunk.
   absl::Status DrainLoss(const double* loss_sum, uint64_t step,

@@ -40,6 +40,7 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(logits_, weights.table, rows,
                                                  h, vocab, /*add=*/false,
                                                  d_normed, stream));
+    if (weights.d_table == nullptr) continue;
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
         normed, logits_, rows, h, vocab, weights.d_table, nullptr, stream));
   }

@@ -20,7 +20,7 @@ class Head {
     const bf16* norm;   // [hidden]
     const bf16* table;  // [vocab, hidden]
     float* d_norm;      // null in forward only
-    float* d_table;
+    float* d_table;     // null also if it is frozen
   };
   // Called with each chunk of logits when its place in the stream is reached by
   // the enqueueing thread: may enqueue what reads them.

@@ -44,6 +44,9 @@ class LaneTimes {
   // whose `chunk` is their number.
   void RecordInto(trace::Recorder* recorder) { recorder_ = recorder; }
 
+  // Work between steps is not measured.
+  void Pause(bool paused) { paused_ = paused; }
+
   // Around each piece of work, on the stream that does it.
   absl::Status Begin(Lane lane, uint64_t step, const Work& work,
                      device::Stream& stream);
@@ -74,6 +77,7 @@ class LaneTimes {
 
   device::Device* device_;
   trace::Recorder* recorder_ = nullptr;
+  bool paused_ = false;
   std::array<std::array<LaneSpans, kLanes>, 2> lanes_;
 };
 

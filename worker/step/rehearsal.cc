@@ -28,6 +28,7 @@ void Append(const model::Unit& unit, Likeness& likeness) {
   for (const model::Tensor& tensor : unit.tensors) {
     likeness.push_back(tensor.count);
     likeness.push_back(tensor.offset % kAlignment);
+    likeness.push_back(tensor.frozen);
   }
 }
 
@@ -52,9 +53,11 @@ absl::Status TrainerImpl::Rehearse() {
   SDP_RETURN_IF_ERROR(ReadEmbedding(tokens));
   SDP_RETURN_IF_ERROR(RehearseLayers());
   SDP_RETURN_IF_ERROR(RehearseHead(tokens));
-  SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
-      tokens.ids, DHidden(0), all, in_.config->hidden, in_.config->vocab,
-      embedding.d(Role::kEmbedding), *compute_));
+  if (float* d_table = embedding.d(Role::kEmbedding)) {
+    SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
+        tokens.ids, DHidden(0), all, in_.config->hidden, in_.config->vocab,
+        d_table, *compute_));
+  }
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
   SDP_RETURN_IF_ERROR(activations_->Rehearse());
   SDP_RETURN_IF_ERROR(gradients_->Rehearse());

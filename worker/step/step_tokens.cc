@@ -29,6 +29,19 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
 
 absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
     uint64_t step) {
+  SDP_ASSIGN_OR_RETURN(StepTokens tokens, UploadTokens(step));
+  tokens.scale =
+      batch_.valid_tokens == 0
+          ? 0.0f
+          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
+  tokens.loss_sum = buffers_.get<double>("scalars") + step % 2;
+  SDP_RETURN_IF_ERROR(
+      in_.device->FillZero(tokens.loss_sum, sizeof(double), *compute_));
+  return tokens;
+}
+
+absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadTokens(
+    uint64_t turn) {
   const uint64_t tokens =
       in_.plan->micro_batches * in_.plan->micro_batch_tokens();
   const uint64_t ints = in_.plan->batch_ints();
@@ -36,7 +49,7 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
       batch_.ids.size() == tokens && batch_.labels.size() == tokens &&
           2 * tokens + batch_.first_rows.size() + batch_.offsets.size() == ints,
       "a batch of another size than the plan's");
-  const uint64_t parity = step % 2;
+  const uint64_t parity = turn % 2;
   int32_t* host = buffers_.get<int32_t>("pinned.tokens") + parity * ints;
   int32_t* device = buffers_.get<int32_t>("tokens") + parity * ints;
   int32_t* at = host;
@@ -44,21 +57,14 @@ absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::UploadBatch(
        {&batch_.ids, &batch_.labels, &batch_.first_rows, &batch_.offsets}) {
     at = std::copy(part->begin(), part->end(), at);
   }
-  StepTokens result;
+  SDP_RETURN_IF_ERROR(
+      in_.device->Copy(device, host, ints * sizeof(int32_t), *compute_));
+  StepTokens result = {};
   result.ids = device;
   result.labels = device + tokens;
   const bool packed = in_.plan->documents_per_sequence > 0;
   result.first_rows = packed ? device + 2 * tokens : nullptr;
   result.offsets = packed ? device + 3 * tokens : nullptr;
-  result.scale =
-      batch_.valid_tokens == 0
-          ? 0.0f
-          : static_cast<float>(1.0 / static_cast<double>(batch_.valid_tokens));
-  result.loss_sum = buffers_.get<double>("scalars") + parity;
-  SDP_RETURN_IF_ERROR(
-      in_.device->Copy(device, host, ints * sizeof(int32_t), *compute_));
-  SDP_RETURN_IF_ERROR(
-      in_.device->FillZero(result.loss_sum, sizeof(double), *compute_));
   return result;
 }
 

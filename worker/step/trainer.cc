@@ -44,6 +44,7 @@ absl::Status TrainerImpl::Init() {
       plan.micro_batch_tokens() * config.hidden * in_.ops->act_bytes();
   shm::Versions versions(nullptr);
   rows_ = policy::ReportedRows(*in_.layout);
+  bottom_layer_ = in_.layout->lowest_trained_layer();
   if (!in_.compute_only) {
     versions = shm::Versions(in_.versions->data());
     reports_ =
@@ -149,15 +150,21 @@ absl::Status TrainerImpl::PlaceWeights() {
 absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
   if (count == 0) return absl::OkStatus();
   const uint64_t end = first + count;
-  first_step_ = first;
+  first_step_ = times_written_ = first;
   upcoming_.clear();
-  for (uint64_t step = first; step < end; ++step) {
+  bool go_on = true;
+  uint64_t step = first;
+  for (; go_on && step <= end; ++step) {
+    if (EvaluationIsDue(step, end)) {
+      SDP_ASSIGN_OR_RETURN(go_on, Evaluate(step));
+    }
+    if (!go_on || step == end) break;
     SDP_RETURN_IF_ERROR(EnqueueStep(step));
     steps_enqueued_.store(step + 1, std::memory_order_relaxed);
   }
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*compute_));
   SDP_RETURN_IF_ERROR(gradients_->Synchronize());
-  return WriteTimes(end - 1);
+  return step > times_written_ ? WriteTimes(step - 1) : absl::OkStatus();
 }
 
 absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
@@ -169,7 +176,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
     upcoming_.push_back({in_.layout->decoder_unit(l), step});
   }
   upcoming_.push_back({in_.layout->head_unit(), step});
-  for (int l = layers - 1; l >= 0; --l) {
+  for (int l = layers - 1; l >= bottom_layer_; --l) {
     upcoming_.push_back({in_.layout->decoder_unit(l), step});
   }
   const std::vector<Visit> order = upcoming_;
@@ -181,7 +188,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   for (int l = 0; l < layers; ++l) {
     SDP_RETURN_IF_ERROR(ForwardLayer(order[at++], l));
   }
-  if (step > first_step_) {
+  if (step > times_written_) {
     // That this step's embedding was usable shows that the last step is over.
     // Compute has long passed it, so this holds nothing up.
     SDP_RETURN_IF_ERROR(in_.device->Synchronize(*embedded_));
@@ -189,7 +196,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
   }
   SDP_RETURN_IF_ERROR(activations_->Turn(step, *compute_));
   SDP_RETURN_IF_ERROR(TurnAtHead(order[at++], tokens));
-  for (int l = layers - 1; l >= 0; --l) {
+  for (int l = layers - 1; l >= bottom_layer_; --l) {
     SDP_RETURN_IF_ERROR(BackwardLayer(order[at++], l));
   }
   return EmbedBackward({in_.layout->embedding_unit(), step}, tokens);
@@ -330,6 +337,9 @@ absl::Status TrainerImpl::EmbedBackward(const Visit& visit,
     SDP_ASSIGN_OR_RETURN(gradient, gradients_->Begin(visit.unit, *compute_));
   }
   const UnitWeights weights(unit(visit.unit), nullptr, gradient);
+  if (weights.d(Role::kEmbedding) == nullptr) {
+    return FinishUnit(visit.unit, visit.step);
+  }
   SDP_RETURN_IF_ERROR(times_->Begin(Lane::kCompute, visit.step,
                                     {"embed backward", visit.unit}, *compute_));
   SDP_RETURN_IF_ERROR(in_.ops->EmbeddingBackward(
@@ -354,6 +364,7 @@ absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
 
 absl::Status TrainerImpl::WriteTimes(uint64_t step) {
   SDP_ASSIGN_OR_RETURN(const LaneTimes::Times times, times_->Harvest(step));
+  times_written_ = step + 1;
   if (in_.compute_only) {
     compute_times_.push_back({times.busy_ns[static_cast<int>(Lane::kCompute)],
                               times.stall_ns, times.end_ns});

@@ -22,6 +22,23 @@
 
 namespace slidedp::step {
 
+// This rank's part of an evaluation after `step` steps.
+struct EvaluationPart {
+  uint64_t step = 0;
+  double loss_sum = 0;        // of token losses
+  uint64_t valid_tokens = 0;  // this rank's
+  double seconds = 0;
+};
+
+struct EvaluationInputs {
+  const data::Dataset* dataset = nullptr;  // null: there are none
+  uint64_t sequences = 0;                  // the first so many
+  uint64_t every_steps = 0;                // policy::EvaluationIsDue
+  // Called on the thread of Run with each part; returns when all ranks may go
+  // on. False: no further step is made.
+  std::function<absl::StatusOr<bool>(const EvaluationPart&)> on_part;
+};
+
 // Everything is borrowed and outlives the Trainer.
 struct TrainerInputs {
   device::Device* device = nullptr;
@@ -35,6 +52,7 @@ struct TrainerInputs {
   int rank = 0;
   const data::Mixture* mixture = nullptr;
   data::BatchShape batch;
+  EvaluationInputs eval;
   // The job's segments, mapped.
   const shm::Mapping* params = nullptr;
   const shm::Mapping* grads = nullptr;
@@ -100,7 +118,8 @@ class Trainer {
 
   // Enqueues steps [first, first + count) and returns when all of their
   // gradients are in `grads` and their reports are complete. Blocks for
-  // parameter versions through the streams.
+  // parameter versions through the streams. Evaluates before the first, in
+  // between, and after the last; ends before a step if on_part says so.
   virtual absl::Status Run(uint64_t first, uint64_t count) = 0;
   // Steps whose work is all enqueued; for heartbeats.
   virtual uint64_t steps_enqueued() const = 0;

@@ -76,7 +76,9 @@ class TrainerImpl : public Trainer {
   // Of batch_, if the plan is for packed documents: padding, which comes last,
   // may be of the document before it.
   void OneDocumentPerSequence();
-  absl::StatusOr<StepTokens> UploadBatch(uint64_t step);  // batch_
+  // Both take batch_; buffers of two turns alternate.
+  absl::StatusOr<StepTokens> UploadBatch(uint64_t step);
+  absl::StatusOr<StepTokens> UploadTokens(uint64_t turn);
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
   void ReportUsedRows(uint64_t step);
   absl::Status EnqueueStep(uint64_t step);
@@ -94,6 +96,13 @@ class TrainerImpl : public Trainer {
   absl::StatusOr<const bf16*> BeginVisit(const Visit& visit, const char* work);
   absl::Status EndVisit(const Visit& visit);
   absl::Status WriteTimes(uint64_t step);
+  // In evaluation.cc. `end`: of this Run.
+  bool EvaluationIsDue(uint64_t step, uint64_t end) const;
+  uint64_t EvaluationRounds() const;
+  void AppendEvaluationVisits(uint64_t step);
+  // False: no further step.
+  absl::StatusOr<bool> Evaluate(uint64_t step);
+  absl::Status EvaluateRound(uint64_t step, const StepTokens& tokens);
 
   // In the forward pass. Those of layer 0 lie one micro-batch after another.
   void* Input(int64_t layer, int64_t micro_batch) const {
@@ -125,6 +134,7 @@ class TrainerImpl : public Trainer {
   // in place.
   const bf16* embedding_ = nullptr;
   device::Buffer resident_embedding_;  // compute_only, untied: instead of it
+  int bottom_layer_ = 0;
 
   data::StepBatch batch_;
   void* d_hidden_ = nullptr;
@@ -135,6 +145,7 @@ class TrainerImpl : public Trainer {
   std::vector<Visit> upcoming_;  // from the visit being enqueued on
   uint64_t visits_ = 0;          // enqueued so far
   uint64_t first_step_ = 0;      // of this Run
+  uint64_t times_written_ = 0;   // steps whose times are reported
   std::atomic<uint64_t> steps_enqueued_{0};
   std::vector<ComputeTimes> compute_times_;
 };

@@ -186,6 +186,27 @@ TEST_F(DaemonCallsTest, FollowSurvivesARestartWithoutRepeatingSteps) {
   EXPECT_EQ(daemon_.watched[1].from_step(), 4);
 }
 
+TEST_F(DaemonCallsTest, EvaluationsAreFollowedOnceAcrossAReconnection) {
+  v1::WatchReply eval;
+  eval.mutable_eval()->set_step(4);
+  eval.mutable_eval()->set_loss(2.25);
+  eval.mutable_eval()->set_best(true);
+  daemon_.watches = {{InfoReply(v1::RUNNING, 3), StepReply(4, 2), eval},
+                     {InfoReply(v1::RUNNING, 4), eval, StepReply(5, 2),
+                      InfoReply(v1::COMPLETED, 5)}};
+  Outcome outcome = runner_.Run({"watch", "7"});
+  EXPECT_EQ(outcome.code, kExitOk);
+  const std::string text = "evaluation after step 4: loss 2.2500, best\n";
+  const size_t at = outcome.err.find(text);
+  EXPECT_NE(at, std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find(text, at + 1), std::string::npos);
+  daemon_.watches = {{eval, InfoReply(v1::COMPLETED, 5)}};
+  const std::vector<Json> lines =
+      runner_.Run({"watch", "7", "-o", "json"}).lines();
+  EXPECT_EQ(lines[0]["eval_record"]["loss"], 2.25);
+  EXPECT_EQ(lines[0]["eval_record"]["step"], 4);
+}
+
 TEST_F(DaemonCallsTest, ATimeoutEndsTheWaitNotTheJob) {
   WriteJob();
   Outcome outcome =

@@ -161,6 +161,37 @@ TEST(JobFileTest, DataMayBeAListWithWeightsOrWithout) {
   EXPECT_EQ(spec.sources(0).path(), "c");
 }
 
+TEST(JobFileTest, TrainingKeysAreRead) {
+  ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse(R"(
+optimizer: {no_decay: ["*bias", "*norm*"]}
+freeze: [model.embed_tokens.*, lm_head.weight]
+schedule: {kind: wsd, warmup_ratio: 0.1, decay_steps: 20, decay: 1-sqrt}
+max_skipped_steps: 0
+loss_spike_sigma: 4.5
+eval: {data: held-out.safetensors, every_steps: 50, max_sequences: 128}
+early_stop: {patience: 3, min_delta: 0.01}
+tensorboard: runs/a
+)"));
+  EXPECT_EQ(spec.optimizer().no_decay().patterns_size(), 2);
+  EXPECT_EQ(spec.freeze_size(), 2);
+  EXPECT_EQ(spec.freeze(1), "lm_head.weight");
+  EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_WSD);
+  EXPECT_EQ(spec.schedule().warmup_ratio(), 0.1);
+  EXPECT_EQ(spec.schedule().decay_steps(), 20);
+  EXPECT_EQ(spec.schedule().decay(), v1::DECAY_KIND_ONE_MINUS_SQRT);
+  EXPECT_EQ(spec.max_skipped_steps(), 0);
+  EXPECT_EQ(spec.loss_spike_sigma(), 4.5);
+  EXPECT_EQ(spec.eval().data(), "held-out.safetensors");
+  EXPECT_EQ(spec.eval().every_steps(), 50);
+  EXPECT_EQ(spec.eval().max_sequences(), 128);
+  EXPECT_EQ(spec.early_stop().patience(), 3);
+  EXPECT_EQ(spec.early_stop().min_delta(), 0.01);
+  EXPECT_EQ(spec.tensorboard(), "runs/a");
+  // An empty list is not the default: everything decays.
+  ASSERT_OK_AND_ASSIGN(spec, Parse("{}", {"optimizer.no_decay=[]"}));
+  EXPECT_TRUE(spec.optimizer().has_no_decay());
+}
+
 TEST(JobFileTest, AScheduleMayBeOneWord) {
   ASSERT_OK_AND_ASSIGN(v1::JobSpec spec, Parse("schedule: constant\n"));
   EXPECT_EQ(spec.schedule().kind(), v1::SCHEDULE_KIND_CONSTANT);
@@ -252,6 +283,19 @@ TEST(JobFileTest, AWrongValueIsNamedWithFileFieldLineAndRemedy) {
       {"schedule: [linear]", "schedule", "[...]"},
       {"schedule: {min_lr_ratio: 2}", "schedule.min_lr_ratio", "2"},
       {"schedule: {warmup_steps: -1}", "schedule.warmup_steps", "-1"},
+      {"schedule: {warmup_ratio: 1.5}", "schedule.warmup_ratio", "1.5"},
+      {"schedule: {decay: step}", "schedule.decay", "step"},
+      {"schedule: {decay_steps: 0}", "schedule.decay_steps", "0"},
+      {"freeze: model.*", "freeze", "model.*"},
+      {"freeze: [[a]]", "freeze", "[...]"},
+      {"optimizer: {no_decay: bias}", "optimizer.no_decay", "bias"},
+      {"max_skipped_steps: -1", "max_skipped_steps", "-1"},
+      {"loss_spike_sigma: x", "loss_spike_sigma", "x"},
+      {"eval: {every_steps: 0}", "eval.every_steps", "0"},
+      {"eval: {max_sequences: 0}", "eval.max_sequences", "0"},
+      {"eval: held-out.safetensors", "eval", "held-out.safetensors"},
+      {"early_stop: {min_delta: -1}", "early_stop.min_delta", "-1"},
+      {"tensorboard: ~/runs", "tensorboard", "~/runs"},
       {"max_grad_norm: 0", "max_grad_norm", "0"},
       {"max_grad_norm: none", "max_grad_norm", "none"},
       {"max_grad_norm: -1", "max_grad_norm", "-1"},

@@ -50,6 +50,27 @@ TEST(ProgressTest, AStateChangeLeavesTheLastStepVisibleBeforeIt) {
   EXPECT_EQ(text.find("step 2/10", text.find("is FAILED")), std::string::npos);
 }
 
+TEST(ProgressTest, LoadingIsShownNowAndThen) {
+  v1::JobInfo info = MakeInfo(v1::CONFIGURING);
+  info.set_reason("loading weights and data");
+  std::ostringstream plain, bar;
+  for (bool terminal : {false, true}) {
+    std::ostringstream& err = terminal ? bar : plain;
+    Progress progress(terminal, 80, err);
+    progress.OnInfo(info, kSecond);
+    info.set_load_bytes(uint64_t{16} << 30);
+    for (uint64_t gib : {2, 3, 4}) {
+      info.set_loaded_bytes(gib << 30);
+      progress.OnInfo(info, static_cast<int64_t>(gib) * kSecond);
+    }
+    progress.OnInfo(MakeInfo(v1::RUNNING), 5 * kSecond);
+  }
+  EXPECT_THAT(plain.str(), AllOf(HasSubstr("loading 2.00 GiB of 16.00 GiB\n"),
+                                 Not(HasSubstr("3.00 GiB"))));
+  EXPECT_THAT(bar.str(), AllOf(HasSubstr("\rloading 4.00 GiB of 16.00 GiB ["),
+                               HasSubstr("\r\x1b[Kjob 7 is RUNNING")));
+}
+
 TEST(ProgressTest, AnUnchangedStateIsSaidOnce) {
   std::ostringstream err;
   Progress progress(false, 80, err);

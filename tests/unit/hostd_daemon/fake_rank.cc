@@ -172,7 +172,7 @@ const shm::Mapping& FakeAttachment::segment(shm::SegmentKind kind) const {
 
 void TrainOnNothing(const FakeAttachment& attachment,
                     const model::StateLayout& layout, const policy::Plan& plan,
-                    int rank, uint64_t steps) {
+                    int rank, uint64_t first, uint64_t steps, double loss_sum) {
   const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
   const shm::Versions versions(
       attachment.segment(shm::SegmentKind::kVersions).data());
@@ -181,7 +181,7 @@ void TrainOnNothing(const FakeAttachment& attachment,
       attachment.segment(shm::SegmentKind::kReports).data(),
       layout.units.size(), rows);
   const uint64_t chunks = schedule.chunks[rank].size();
-  for (uint64_t step = 0; step < steps; ++step) {
+  for (uint64_t step = first; step < first + steps; ++step) {
     for (size_t unit = 0; unit < layout.units.size(); ++unit) {
       Await([&] {
         return versions.param_version(unit).load(std::memory_order_acquire) >=
@@ -196,7 +196,7 @@ void TrainOnNothing(const FakeAttachment& attachment,
     report.begin_ns = MonotonicNs();
     report.begun.value.store(step + 1, std::memory_order_release);
     report.embedded.value.store(step + 1, std::memory_order_release);
-    report.loss_sum = 120.0;
+    report.loss_sum = loss_sum;
     report.loss_ready.value.store(step + 1, std::memory_order_release);
     for (uint64_t i = 0; i < chunks; ++i) {
       const uint64_t number = step * chunks + i;

@@ -121,9 +121,15 @@ class FakeAttachment {
   std::vector<std::pair<shm::SegmentKind, shm::Mapping>> segments_;
 };
 
-// Says what a rank says in `steps` steps whose gradients are all zero.
+// Says what a rank says in `steps` steps whose gradients are all zero, from
+// step `first` on.
 void TrainOnNothing(const FakeAttachment& attachment,
                     const model::StateLayout& layout, const policy::Plan& plan,
-                    int rank, uint64_t steps);
+                    int rank, uint64_t first, uint64_t steps, double loss_sum);
+inline void TrainOnNothing(const FakeAttachment& attachment,
+                           const model::StateLayout& layout,
+                           const policy::Plan& plan, int rank, uint64_t steps) {
+  TrainOnNothing(attachment, layout, plan, rank, 0, steps, 120);
+}
 
 }  // namespace slidedp::hostd

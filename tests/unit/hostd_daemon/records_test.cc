@@ -1,6 +1,9 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "hostd/daemon/event_loop.h"
 #include "hostd/daemon/log_lines.h"
@@ -15,7 +18,7 @@ using ::slidedp::testing::StatusIs;
 using ::slidedp::testing::TempFolder;
 using ::testing::ElementsAre;
 
-v1::StepRecord Record(uint64_t step) {
+v1::StepRecord StepOf(uint64_t step) {
   v1::StepRecord record;
   record.set_step(step);
   record.set_loss(1.0 / static_cast<double>(step));
@@ -26,16 +29,34 @@ v1::StepRecord Record(uint64_t step) {
   return record;
 }
 
-std::vector<uint64_t> Steps(const std::vector<v1::StepRecord>& records) {
+v1::Record Record(uint64_t step) {
+  v1::Record record;
+  *record.mutable_step() = StepOf(step);
+  return record;
+}
+
+v1::Record Evaluation(uint64_t step) {
+  v1::Record record;
+  record.mutable_eval()->set_step(step);
+  record.mutable_eval()->set_loss(0.5);
+  record.mutable_eval()->set_valid_tokens(77);
+  record.mutable_eval()->set_sequences(3);
+  record.mutable_eval()->set_best(true);
+  return record;
+}
+
+std::vector<uint64_t> Steps(const std::vector<v1::Record>& records) {
   std::vector<uint64_t> steps;
-  for (const v1::StepRecord& record : records) steps.push_back(record.step());
+  for (const v1::Record& record : records) {
+    steps.push_back(record.step().step());
+  }
   return steps;
 }
 
 // All that a reader gets, in batches of `most`.
 std::vector<uint64_t> ReadAll(const StepRecords& records, uint64_t after,
                               size_t most) {
-  StepRecords::Cursor cursor{after, 0};
+  StepRecords::Cursor cursor = StepRecords::Cursor::AfterStep(after);
   std::vector<uint64_t> all;
   while (true) {
     std::vector<uint64_t> steps = Steps(records.Next(cursor, most));
@@ -46,14 +67,15 @@ std::vector<uint64_t> ReadAll(const StepRecords& records, uint64_t after,
 }
 
 TEST(StepRecordsTest, LineSurvivesTheRoundTrip) {
-  v1::StepRecord record = Record(3);
+  v1::StepRecord record = StepOf(3);
   record.set_loss(std::nextafter(2.5, 3.0));
   record.set_grad_norm(std::numeric_limits<double>::infinity());
   record.set_skipped(true);
   record.set_skip_reason("loss is \"NaN\"\n");
   std::string line = ToJsonLine(record);
   EXPECT_EQ(line.find('\n'), std::string::npos);
-  ASSERT_OK_AND_ASSIGN(v1::StepRecord back, FromJsonLine(line));
+  ASSERT_OK_AND_ASSIGN(const v1::Record read, FromJsonLine(line));
+  const v1::StepRecord& back = read.step();
   EXPECT_EQ(back.loss(), record.loss());
   EXPECT_TRUE(std::isnan(back.grad_norm()));
   EXPECT_EQ(back.skip_reason(), record.skip_reason());
@@ -87,6 +109,45 @@ TEST(StepRecordsTest, ReaderGetsEveryRecordOnceFromMemoryAndFile) {
             (std::vector<uint64_t>{count - 1, count}));
 }
 
+TEST(StepRecordsTest, EvaluationLineSurvivesTheRoundTrip) {
+  const v1::Record record = Evaluation(40);
+  ASSERT_OK_AND_ASSIGN(const v1::Record read,
+                       FromJsonLine(ToJsonLine(record.eval())));
+  EXPECT_EQ(read.SerializeAsString(), record.SerializeAsString());
+  EXPECT_FALSE(FromJsonLine("{\"eval_step\":1}").ok());
+}
+
+// After a step comes its evaluation; before the first step there may be one.
+TEST(StepRecordsTest, EvaluationsComeAfterTheirStepFromMemoryAndFile) {
+  TempFolder folder;
+  StepRecords records(folder.path());
+  for (const v1::Record& record :
+       {Evaluation(0), Record(1), Record(2), Evaluation(2), Record(3)}) {
+    ASSERT_OK(records.Append(record));
+  }
+  const auto read = [](const StepRecords& from, uint64_t after) {
+    StepRecords::Cursor cursor = StepRecords::Cursor::AfterStep(after);
+    std::vector<std::string> all;
+    for (;;) {
+      const std::vector<v1::Record> next = from.Next(cursor, 2);
+      if (next.empty()) return all;
+      for (const v1::Record& record : next) {
+        all.push_back(record.has_eval()
+                          ? "e" + std::to_string(record.eval().step())
+                          : std::to_string(record.step().step()));
+      }
+    }
+  };
+  const StepRecords again(folder.path());
+  for (const StepRecords* from : {&std::as_const(records), &again}) {
+    EXPECT_THAT(read(*from, 0), ElementsAre("e0", "1", "2", "e2", "3"));
+    EXPECT_THAT(read(*from, 1), ElementsAre("2", "e2", "3"));
+    EXPECT_THAT(read(*from, 2), ElementsAre("e2", "3"));
+    EXPECT_THAT(read(*from, 3), ElementsAre());
+    EXPECT_EQ(from->Last()->step(), 3);
+  }
+}
+
 TEST(StepRecordsTest, ReaderWaitsAtTheEnd) {
   TempFolder folder;
   StepRecords records(folder.path());
@@ -101,10 +162,10 @@ TEST(StepRecordsTest, ReaderWaitsAtTheEnd) {
 
 TEST(StepRecordsTest, DamagedLinesArePassedOver) {
   TempFolder folder;
-  folder.Write("metrics.jsonl", ToJsonLine(Record(1)) + "\nnonsense\n" +
+  folder.Write("metrics.jsonl", ToJsonLine(StepOf(1)) + "\nnonsense\n" +
                                     "{\"step\":2,\"loss\":}\n" +
-                                    ToJsonLine(Record(3)) + "\n" +
-                                    ToJsonLine(Record(4)).substr(0, 40));
+                                    ToJsonLine(StepOf(3)) + "\n" +
+                                    ToJsonLine(StepOf(4)).substr(0, 40));
   StepRecords records(folder.path());
   EXPECT_THAT(ReadAll(records, 0, 10), ElementsAre(1, 3));
   EXPECT_EQ(records.Last()->step(), 3);

@@ -117,6 +117,41 @@ TEST(SpecCheckTest, HostileFieldsAreNamed) {
        [](auto& s) { s.mutable_schedule()->set_min_lr_ratio(1.01); }},
       {"min_lr_ratio",
        [=](auto& s) { s.mutable_schedule()->set_min_lr_ratio(nan); }},
+      {"warmup_ratio",
+       [](auto& s) { s.mutable_schedule()->set_warmup_ratio(-0.1); }},
+      {"schedule.decay",
+       [](auto& s) { s.mutable_schedule()->set_decay(v1::DecayKind(9)); }},
+      {"decay_steps",
+       [](auto& s) { s.mutable_schedule()->set_kind(v1::SCHEDULE_KIND_WSD); }},
+      {"decay_steps",
+       [](auto& s) {
+         s.mutable_schedule()->set_kind(v1::SCHEDULE_KIND_WSD);
+         s.mutable_schedule()->set_decay_steps(2);
+         s.mutable_schedule()->set_warmup_steps(2);
+       }},
+      {"freeze", [](auto& s) { s.add_freeze(""); }},
+      {"freeze", [](auto& s) { s.add_freeze("a\nb"); }},
+      {"freeze", [](auto& s) { s.add_freeze("layers.0.*"); }},
+      {"freeze", [](auto& s) { s.add_freeze("*"); }},
+      {"freeze",
+       [](auto& s) {
+         for (int i = 0; i < 65; ++i) s.add_freeze("*");
+       }},
+      {"no_decay",
+       [](auto& s) {
+         s.mutable_optimizer()->mutable_no_decay()->add_patterns("no such");
+       }},
+      {"max_skipped_steps",
+       [](auto& s) { s.set_max_skipped_steps(~uint64_t{0}); }},
+      {"loss_spike_sigma", [=](auto& s) { s.set_loss_spike_sigma(nan); }},
+      {"early_stop.patience",
+       [](auto& s) { s.mutable_early_stop()->set_patience(1); }},
+      {"early_stop.min_delta",
+       [=](auto& s) { s.mutable_early_stop()->set_min_delta(nan); }},
+      {"eval.data", [](auto& s) { s.mutable_eval(); }},
+      {"eval.dataset_tokens",
+       [](auto& s) { s.mutable_eval()->set_data("/data/held-out"); }},
+      {"tensorboard", [](auto& s) { s.set_tensorboard("runs"); }},
       {"max_grad_norm", [](auto& s) { s.set_max_grad_norm(0); }},
       {"max_grad_norm", [=](auto& s) { s.set_max_grad_norm(nan); }},
       {"max_grad_norm", [=](auto& s) { s.set_max_grad_norm(inf); }},

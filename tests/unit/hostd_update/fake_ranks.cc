@@ -19,7 +19,7 @@ namespace {
 
 // Odd sizes everywhere. The units lie close together, so that a write past a
 // unit's end meets its neighbour.
-model::StateLayout SmallLayout(bool tied) {
+model::StateLayout SmallLayout(const JobOptions& options) {
   model::ModelConfig config;
   config.family = model::Family::kQwen3;
   config.hidden = 24;
@@ -31,7 +31,7 @@ model::StateLayout SmallLayout(bool tied) {
   config.vocab = 91;
   config.max_position = 64;
   config.rms_eps = 1e-6;
-  config.tied = tied;
+  config.tied = options.tied;
   config.qk_norm = true;
   config.window.assign(config.layers, 0);
   model::StateLayout layout = model::MakeStateLayout(config);
@@ -40,6 +40,7 @@ model::StateLayout SmallLayout(bool tied) {
     unit.plane_offset = layout.plane_elements;
     layout.plane_elements += unit.count;
   }
+  SDP_CHECK(model::ApplyRules(options.rules, layout).ok(), "rules");
   return layout;
 }
 
@@ -65,14 +66,10 @@ void ChooseRows(const model::StateLayout& layout, const JobOptions& options,
   }
 }
 
-const bf16* Chunk(const StepScript& step, int rank, int unit) {
-  return step.gradients[rank][unit].data();
-}
-
 }  // namespace
 
 Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
-  const model::StateLayout layout = SmallLayout(o.tied);
+  const model::StateLayout layout = SmallLayout(o);
   policy::Plan plan;
   plan.ranks = o.ranks;
   plan.embedding.grads = plan.head.grads = o.route;
@@ -116,8 +113,9 @@ Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
       for (const model::Unit& unit : layout.units) {
         // Steps 1 and 3 are below the clip norm.
         const float scale = s % 2 == 1 ? 0x1p-20f : 0x1p-10f;
-        std::vector<bf16> g(unit.count);  // padding: zero
+        std::vector<bf16> g(unit.count);  // zero: padding, and what is frozen
         for (const model::Tensor& tensor : unit.tensors) {
+          if (tensor.frozen) continue;
           for (uint64_t i = 0; i < tensor.count; ++i) {
             g[tensor.offset + i] = FloatToBf16Even(
                 scale * static_cast<float>(units_of_gradient(random)));
@@ -138,7 +136,7 @@ policy::GradRoute Job::route(int unit) const {
 
 const bf16* Job::Drained(uint64_t step, int rank, int unit) const {
   const bool own = route(unit) == policy::GradRoute::kCpu;
-  return Chunk(script[step], own ? rank : 0, unit);
+  return script[step].gradients[own ? rank : 0][unit].data();
 }
 
 Snapshot Snapshot::Of(const HostState& state) {
@@ -211,6 +209,7 @@ Snapshot Reference(const Job& job, const Snapshot& start, uint64_t steps) {
     uint64_t unit_begin = 0;
     for (size_t u = 0; u < layout.units.size(); ++u) {
       for (const model::Tensor& tensor : layout.units[u].tensors) {
+        if (tensor.frozen) continue;
         const uint64_t at = unit_begin + tensor.offset;
         const bool ok = AdamWUpdateScalar(
             {now.hi.data() + at, now.lo.data() + at,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/model/tensor_rules.h"
 #include "hostd/store/host_state.h"
 #include "hostd/update/engine.h"
 #include "policy/plan.h"
@@ -34,6 +35,7 @@ struct JobOptions {
   // The others have no gradient.
   int used_rows_percent = 100;
   uint64_t slice_elements = 192;
+  model::TensorRules rules;
 };
 
 // What the ranks say of one step. Gradients are small multiples of 2^-10, so

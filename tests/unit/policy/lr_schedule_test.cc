@@ -1,8 +1,9 @@
 // Learning-rate factors against values worked out by hand from transformers'
-// formulas.
+// formulas, and against what those give (tests/references/lr_schedules.py).
 #include "policy/lr_schedule.h"
 
 #include <cmath>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -55,6 +56,35 @@ TEST(LrScheduleTest, CosineFloorIsAShareOfThePeakAndNotOfTheWarmup) {
   EXPECT_EQ(LrFactor(s, 2), 1.0);
   EXPECT_DOUBLE_EQ(LrFactor(s, 6), 0.55);
   EXPECT_DOUBLE_EQ(LrFactor(s, 10), 0.1);
+}
+
+struct Reference {
+  LrSchedule schedule;
+  std::vector<double> factors;  // of step 0, 1, ...
+};
+
+// transformers' own functions.
+TEST(LrScheduleTest, EqualsTransformers) {
+  const Reference references[] = {
+#include "tests/unit/policy/lr_schedule_reference.inc"
+  };
+  for (const Reference& reference : references) {
+    for (size_t s = 0; s < reference.factors.size(); ++s) {
+      EXPECT_NEAR(LrFactor(reference.schedule, s), reference.factors[s], 1e-15)
+          << "kind " << static_cast<int>(reference.schedule.kind) << " warm-up "
+          << reference.schedule.warmup_steps << " step " << s;
+    }
+  }
+}
+
+TEST(LrScheduleTest, WsdIsStableBetweenWarmupAndDecay) {
+  LrSchedule s = {LrScheduleKind::kWsd, 2, 12, 0, 4, LrDecay::kLinear};
+  EXPECT_EQ(LrFactor(s, 1), 0.5);
+  for (uint64_t step = 2; step <= 8; ++step) EXPECT_EQ(LrFactor(s, step), 1.0);
+  EXPECT_EQ(LrFactor(s, 10), 0.5);
+  EXPECT_EQ(LrFactor(s, 11), 0.25);
+  s.decay = LrDecay::kOneMinusSqrt;
+  EXPECT_EQ(LrFactor(s, 9), 0.5);
 }
 
 TEST(LrScheduleTest, WarmupLongerThanTheJobStaysInWarmup) {
