@@ -5,6 +5,7 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "common/model/layout.h"
+#include "policy/activations.h"
 #include "worker/bench/commands.h"
 #include "worker/bench/measure.h"
 #include "worker/bench/op_list.h"

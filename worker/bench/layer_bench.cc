@@ -102,7 +102,7 @@ class BenchLayer {
             {&m.device(), &config_, &layout_, &plan_, &buffers_, nullptr}));
     activations_ = std::make_unique<step::Activations>(std::move(activations));
     decoder_ = std::make_unique<step::Decoder>(m.ops(), config_, plan_,
-                                               *activations_, buffers_);
+                                               activations_.get(), buffers_);
     return absl::OkStatus();
   }
 

@@ -122,7 +122,7 @@ absl::StatusOr<void*> Model::Forward(const std::vector<int32_t>& ids) {
   policy::Plan one;  // sequence, of which no layer keeps anything
   one.sequence_length = tokens;
   one.micro_batch_size = one.micro_batches = 1;
-  step::Decoder decoder(*ops_, config_, one, buffers_);
+  step::Decoder decoder(*ops_, config_, one, /*activations=*/nullptr, buffers_);
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const int unit = layout_.decoder_unit(layer);
     const step::UnitWeights weights(layout_.units[unit], unit_data(unit),

@@ -36,7 +36,7 @@ char* Plus(void* base, uint64_t bytes) {
 }  // namespace
 
 Decoder::Decoder(ops::Ops& ops, const model::ModelConfig& config,
-                 const policy::Plan& plan, const Activations& activations,
+                 const policy::Plan& plan, const Activations* activations,
                  const Buffers& buffers)
     : ops_(ops),
       config_(config),
@@ -77,7 +77,7 @@ Decoder::Places Decoder::At(const Piece& piece, Pass pass) const {
   a.kept = kept_[piece.layer];
   for (int s = 0; s < policy::kSegments; ++s) {
     a.segments[s] =
-        (a.kept >> s & 1) != 0 ? activations_.at(piece, s, pass) : scratch_[s];
+        (a.kept >> s & 1) != 0 ? activations_->at(piece, s, pass) : scratch_[s];
   }
   const auto statistics = [&](Segment segment) {
     const int s = static_cast<int>(segment);
@@ -87,8 +87,8 @@ Decoder::Places Decoder::At(const Piece& piece, Pass pass) const {
   a.qk_rstd = statistics(Segment::kRotated);
   a.lse = statistics(Segment::kAttention);
   a.rstd1 = a.kept == 0 ? rstd_
-                        : static_cast<float*>(
-                              activations_.at(piece, policy::kNormsPart, pass));
+                        : static_cast<float*>(activations_->at(
+                              piece, policy::kNormsPart, pass));
   a.rstd2 = a.rstd1 + tokens_;
   // Without QK-norm the projections turn in place.
   if (!config_.qk_norm) {

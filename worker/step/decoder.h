@@ -24,9 +24,10 @@ namespace slidedp::step {
 
 class Decoder {
  public:
-  // `buffers`: the "layer." ones of policy::DeviceBuffers, and "rope".
+  // `activations`: null if no layer keeps anything. `buffers`: the "layer."
+  // ones of policy::DeviceBuffers, and "rope".
   Decoder(ops::Ops& ops, const model::ModelConfig& config,
-          const policy::Plan& plan, const Activations& activations,
+          const policy::Plan& plan, const Activations* activations,
           const Buffers& buffers);
 
   // Of the micro-batches, one after another, for what is enqueued from now on:
@@ -75,7 +76,7 @@ class Decoder {
 
   ops::Ops& ops_;
   const model::ModelConfig& config_;
-  const Activations& activations_;
+  const Activations* activations_;
   const int64_t batch_, sequence_, tokens_, documents_;
   const int32_t *first_rows_ = nullptr, *offsets_ = nullptr;
   std::vector<uint8_t> kept_;  // by layer

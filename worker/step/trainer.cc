@@ -87,8 +87,8 @@ absl::Status TrainerImpl::Init() {
       Activations::Create({in_.device, in_.config, in_.layout, in_.plan,
                            &buffers_, times_.get()}));
   activations_ = std::make_unique<Activations>(std::move(activations));
-  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan, *activations_,
-                                       buffers_);
+  decoder_ = std::make_unique<Decoder>(*in_.ops, config, plan,
+                                       activations_.get(), buffers_);
   head_ = std::make_unique<Head>(*in_.ops, config, plan.micro_batch_tokens(),
                                  plan.head_chunk_tokens, buffers_);
   if (in_.mixture == nullptr && !in_.compute_only) {

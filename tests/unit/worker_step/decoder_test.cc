@@ -72,7 +72,7 @@ class DecoderTest : public ::testing::TestWithParam<bool> {
         Activations::Create(
             {device.get(), &config_, &layout_, &plan, &*buffers, nullptr})
             .value();
-    Decoder decoder(ops, config_, plan, activations, *buffers);
+    Decoder decoder(ops, config_, plan, &activations, *buffers);
     const model::Unit& unit = layout_.units[layout_.decoder_unit(1)];
     std::vector<bf16> w;
     for (float value : Random(unit.count, 1)) {
