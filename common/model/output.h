@@ -4,17 +4,19 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/model/source.h"
+#include "common/model/temporary_folder.h"
 
 namespace slidedp::model {
 
 class OutputFolder {
  public:
-  // Makes TemporaryOutputFolder(path, tag), copies config.json, generation
+  // Makes TemporaryFolder::PathOf(path, tag), copies config.json, generation
   // config, tokenizer, chat template and licence files from `source_folder`,
   // and lays out every shard at full size (fallocate: a full disk shows here):
   // header and tensors that are not trained are copied. `path` must not exist
@@ -24,8 +26,6 @@ class OutputFolder {
       const std::string& path, const std::string& source_folder,
       const TensorSource& source, const StateLayout& layout,
       const std::string& tag);
-  // Removes the temporary folder unless committed.
-  ~OutputFolder();
 
   // Writable, one per source.files(), in that order; the daemon fills in the
   // trained tensors at the source's offsets.
@@ -36,21 +36,14 @@ class OutputFolder {
 
  private:
   OutputFolder() = default;
-  absl::Status MakeTemporary();
   absl::Status LayOutShards(const TensorSource& source,
                             const StateLayout& layout);
 
-  std::string path_, temporary_;
-  UniqueFd folder_;  // the temporary folder, flocked while we live
+  std::optional<TemporaryFolder> folder_;  // removed unless committed
   std::vector<std::string> names_;
   std::vector<UniqueFd> files_;
   std::string index_;  // bytes of the source's index; empty: one file
-  bool committed_ = false;
 };
-
-// The temporary folder of Create("PARENT/NAME", tag): "PARENT/.NAME.tmp-TAG".
-absl::StatusOr<std::string> TemporaryOutputFolder(const std::string& path,
-                                                  const std::string& tag);
 
 // Whether `path` could be an output: absent or empty, its parent a writable
 // folder. For submit-time checks.

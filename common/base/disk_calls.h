@@ -1,0 +1,45 @@
+// The system calls that change what is on a disk, through one object, so that a
+// test can make any of them fail, or end the process there.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/base/fd.h"
+
+namespace slidedp {
+
+// Thread-safe. Errors name the path. Every process that checkpoints uses one of
+// these as it stands; only tests derive from it.
+class DiskCalls {
+ public:
+  virtual ~DiskCalls() = default;
+
+  absl::Status MakeFolder(const std::string& path);
+  // A new file of an open folder, for reading and writing; `path` for messages.
+  absl::StatusOr<UniqueFd> Create(int folder, const std::string& name,
+                                  const std::string& path);
+  absl::Status Truncate(int fd, uint64_t bytes, const std::string& path);
+  absl::Status Write(int fd, const void* data, size_t bytes, uint64_t offset,
+                     const std::string& path);
+  absl::Status Sync(int fd, const std::string& path);
+  // Onto nothing or, for a folder, onto an empty one.
+  absl::Status Rename(const std::string& from, const std::string& to);
+  absl::Status Unlink(int folder, const std::string& name,
+                      const std::string& path);
+  absl::Status RemoveFolder(const std::string& path);
+
+ private:
+  // Before the call of that name. Not 0: it fails with this errno.
+  virtual int Before(const char* call, const std::string& path) { return 0; }
+  absl::Status Check(const char* call, const std::string& path);
+};
+
+// The one for everything but tests.
+DiskCalls& RealDiskCalls();
+
+}  // namespace slidedp
