@@ -9,13 +9,17 @@
 namespace slidedp::hostd {
 
 Arrivals::Arrivals(HostState& state, const StepWork& work,
-                   const RankReports& reports)
+                   const RankReports& reports, uint64_t first_step)
     : state_(state),
       work_(work),
       reports_(reports),
       seen_(work.piece_of.size()),
       missing_starts_(work.units.size()),
-      missing_of_piece_(work.pieces.size()) {}
+      missing_of_piece_(work.pieces.size()) {
+  for (size_t r = 0; r < seen_.size(); ++r) {
+    seen_[r] = first_step * work.chunks(static_cast<int>(r));
+  }
+}
 
 void Arrivals::BeginStep(uint64_t step) {
   step_ = step;

@@ -14,7 +14,9 @@ namespace slidedp::hostd {
 
 class Arrivals {
  public:
-  Arrivals(HostState& state, const StepWork& work, const RankReports& reports);
+  // The ranks' counters begin where `first_step` does.
+  Arrivals(HostState& state, const StepWork& work, const RankReports& reports,
+           uint64_t first_step);
 
   void BeginStep(uint64_t step);
   // Reads every rank's grad_ready once. A counter that goes back, that passes

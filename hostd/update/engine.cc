@@ -36,7 +36,7 @@ constexpr int kPollsUntilIdle = 100;
 class Engine final : public UpdateEngine {
  public:
   Engine(HostState& state, const UpdateConfig& config, OnStep on_step,
-         OnFailure on_failure)
+         OnFailure on_failure, OnBoundary on_boundary)
       : config_(config),
         layout_(state.layout()),
         mode_(state.plan().update_mode),
@@ -45,20 +45,24 @@ class Engine final : public UpdateEngine {
                            config.slice_elements)),
         reports_(state.reports(), state.plan().ranks,
                  policy::ReportedRows(layout_)),
-        arrivals_(state, work_, reports_),
-        workers_(std::make_unique<UpdateWorkers>(state, work_, config.threads,
-                                                 config.recorder)),
+        arrivals_(state, work_, reports_, config.first_step),
+        workers_(std::make_unique<UpdateWorkers>(
+            state, work_, config.threads, config.first_step, config.recorder)),
         norms_(layout_, work_, reports_, *workers_, eager_,
                config.max_grad_norm),
         on_step_(std::move(on_step)),
         on_failure_(std::move(on_failure)),
-        clip_history_(config.clip_history) {
+        on_boundary_(std::move(on_boundary)),
+        updates_applied_(config.updates_applied),
+        clip_history_(config.clip_history),
+        steps_done_(config.first_step) {
     coordinator_ = std::thread([this] { Coordinate(); });
   }
   ~Engine() override { Stop(); }
 
   void Stop() override;
   uint64_t steps_done() const override { return steps_done_; }
+  void Release(int unit) override { workers_->Release(unit); }
 
  private:
   // A step under way.
@@ -91,6 +95,7 @@ class Engine final : public UpdateEngine {
   AdamWStep EarlyAdamW() const;
   void PollSoon();  // something arrived, and more may follow
   void Complete();
+  void AtBoundary();
   // The result waits for the ranks' times, but not beyond the next step's
   // completion: `now`.
   void EmitPending(bool now);
@@ -108,14 +113,15 @@ class Engine final : public UpdateEngine {
   StepNorms norms_;
   const OnStep on_step_;
   const OnFailure on_failure_;
+  const OnBoundary on_boundary_;
   Step step_;
-  uint64_t updates_applied_ = 0;
+  uint64_t updates_applied_;
   uint64_t clip_history_;
   std::optional<StepResult> pending_;
   int64_t sleep_ns_ = kFirstSleepNs;
   int quiet_polls_ = 0;  // since something arrived
 
-  std::atomic<uint64_t> steps_done_ = 0;
+  std::atomic<uint64_t> steps_done_;
   std::atomic<bool> stop_ = false;
   std::mutex stop_mutex_;
   std::thread coordinator_;  // joined under stop_mutex_
@@ -135,8 +141,8 @@ void Engine::Stop() {
 void Engine::Coordinate() {
   UseFineTimerSlack();
   absl::Status status;
-  for (uint64_t step = 0; status.ok() && step < config_.schedule.total_steps;
-       ++step) {
+  for (uint64_t step = config_.first_step;
+       status.ok() && step < config_.schedule.total_steps; ++step) {
     status = RunStep(step);
   }
   if (status.ok()) status = Await([&] { return !pending_.has_value(); });
@@ -337,7 +343,18 @@ void Engine::Complete() {
   result.update_ns = progress.busiest_ns;
   pending_ = std::move(result);
   steps_done_ = step_.index + 1;
+  AtBoundary();
   EmitPending(false);
+}
+
+void Engine::AtBoundary() {
+  if (!on_boundary_) return;
+  // Held first: what the call starts may release at once.
+  workers_->HoldUnits();
+  if (on_boundary_({step_.index + 1, updates_applied_, clip_history_})) return;
+  for (size_t u = 0; u < layout_.units.size(); ++u) {
+    workers_->Release(static_cast<int>(u));
+  }
 }
 
 void Engine::EmitPending(bool now) {
@@ -361,10 +378,12 @@ void Engine::EmitPending(bool now) {
 std::unique_ptr<UpdateEngine> UpdateEngine::Start(HostState& state,
                                                   const UpdateConfig& config,
                                                   OnStep on_step,
-                                                  OnFailure on_failure) {
+                                                  OnFailure on_failure,
+                                                  OnBoundary on_boundary) {
   SDP_CHECK(config.threads >= 1, "no update threads");
   return std::make_unique<Engine>(state, config, std::move(on_step),
-                                  std::move(on_failure));
+                                  std::move(on_failure),
+                                  std::move(on_boundary));
 }
 
 }  // namespace slidedp::hostd

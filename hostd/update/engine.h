@@ -23,6 +23,9 @@ struct UpdateConfig {
   policy::LrSchedule schedule;  // total_steps: the job's steps
   double max_grad_norm = 0;     // not eager; 0: no clipping
   int threads = 1;
+  // A job that goes on: steps before its first, and how many of them were
+  // applied (Boundary).
+  uint64_t first_step = 0, updates_applied = 0;
   // Speculative mode: which of the last steps were clipped or skipped, bit 0
   // the latest (StepResult::clip_history): a job that goes on must go on with
   // it, as it decides how the next steps are applied, and so their rounding.
@@ -58,6 +61,13 @@ struct StepResult {
   int64_t update_ns;  // busiest worker
 };
 
+// The planes between two steps: every unit is at version `step`.
+struct Boundary {
+  uint64_t step;
+  // What a job needs to go on from here, beside the planes (UpdateConfig).
+  uint64_t updates_applied, clip_history;
+};
+
 class UpdateEngine {
  public:
   // Called on an engine thread, in step order; it must not call Stop(), and
@@ -67,18 +77,24 @@ class UpdateEngine {
   // before its planes were touched), a report made no sense, an update left
   // the finite range. Nothing is applied afterwards.
   using OnFailure = std::function<void(const absl::Status&)>;
+  // Called on an engine thread after each step, before OnStep of that step.
+  // True: no unit changes before Release(unit); ranks and sums go on.
+  using OnBoundary = std::function<bool(const Boundary&)>;
 
   // `state` outlives the engine. Starts its threads.
   static std::unique_ptr<UpdateEngine> Start(HostState& state,
                                              const UpdateConfig& config,
                                              OnStep on_step,
-                                             OnFailure on_failure);
+                                             OnFailure on_failure,
+                                             OnBoundary on_boundary = {});
   virtual ~UpdateEngine() = default;  // Stop()
   // Finishes the chunks being applied, then ends the threads. The planes then
   // no longer change. No callback runs after it returns; results of finished
   // steps are still handed out before. Thread-safe.
   virtual void Stop() = 0;
   virtual uint64_t steps_done() const = 0;
+  // The unit may change again. From any thread, before Stop() is called.
+  virtual void Release(int unit) = 0;
 };
 
 }  // namespace slidedp::hostd

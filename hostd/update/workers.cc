@@ -33,7 +33,8 @@ const char* SpanName(TaskKind kind) {
 }  // namespace
 
 UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
-                             int threads, trace::Recorder* recorder)
+                             int threads, uint64_t first_step,
+                             trace::Recorder* recorder)
     : state_(state),
       work_(work),
       eager_(state.plan().update_mode == policy::UpdateMode::kEager),
@@ -50,7 +51,18 @@ UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
       updated_(work.pieces.size()),
       rows_updated_(work.pieces.size()),
       consumed_(work.piece_of.size()),
-      prefix_(work.piece_of.size()) {
+      prefix_(work.piece_of.size()),
+      fence_(work.units.size(), [this](const Task& task) { PushPiece(task); }) {
+  // Nobody else writes these words before the ranks begin.
+  for (size_t u = 0; u < work.units.size(); ++u) {
+    state.versions().param_version(u).store(first_step,
+                                            std::memory_order_release);
+  }
+  for (size_t r = 0; r < work.piece_of.size(); ++r) {
+    prefix_[r] = first_step * work.chunks(static_cast<int>(r));
+    state.versions().grad_free(r).store(prefix_[r], std::memory_order_release);
+    state.reports().grad_ready(r).store(prefix_[r], std::memory_order_release);
+  }
   std::iota(all_pieces_.begin(), all_pieces_.end(), 0);
   const UnitWork& embedding = work.units[state.layout().embedding_unit()];
   for (int i = 0; i < embedding.pieces; ++i) {
@@ -103,12 +115,19 @@ void UpdateWorkers::Update(std::span<const int> pieces) {
 
 void UpdateWorkers::PushPieces(TaskKind kind, std::span<const int> pieces) {
   for (int index : pieces) {
-    const Piece& piece = work_.pieces[index];
-    PushPiece({piece.unit, kind, static_cast<uint64_t>(index)}, piece);
+    const Task task = {work_.pieces[index].unit, kind,
+                       static_cast<uint64_t>(index)};
+    // Sums leave the planes alone.
+    if (kind == TaskKind::kSum) {
+      PushPiece(task);
+    } else {
+      fence_.Pass(task);
+    }
   }
 }
 
-void UpdateWorkers::PushPiece(const Task& task, const Piece& piece) {
+void UpdateWorkers::PushPiece(const Task& task) {
+  const Piece& piece = work_.pieces[task.index];
   slices_left(task).store(piece.slices, std::memory_order_relaxed);
   begin_ns(task).store(0, std::memory_order_relaxed);
   const Placement& placement = state_.placement();
@@ -184,7 +203,7 @@ void UpdateWorkers::Decide(std::optional<float> clip_coefficient) {
     return PushPieces(TaskKind::kFinal, late);
   }
   // Slices know what was done to them; so tasks may be cut short.
-  pools_->Drain();
+  fence_.Drop([this] { pools_->Drain(); });
   std::vector<int> rows_left;
   {
     std::lock_guard lock(mutex_);

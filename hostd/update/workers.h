@@ -16,6 +16,7 @@
 #include "common/trace/trace.h"
 #include "hostd/store/host_state.h"
 #include "hostd/update/node_pools.h"
+#include "hostd/update/save_fence.h"
 #include "hostd/update/slice_updates.h"
 #include "hostd/update/step_work.h"
 
@@ -33,9 +34,10 @@ struct Progress {
 class UpdateWorkers {
  public:
   // Both are borrowed. Starts the threads.
-  // `recorder` (UpdateConfig) may be null.
+  // `recorder` (UpdateConfig) may be null. Steps before `first_step` are done:
+  // the words say so from here on.
   UpdateWorkers(HostState& state, const StepWork& work, int threads,
-                trace::Recorder* recorder = nullptr);
+                uint64_t first_step = 0, trace::Recorder* recorder = nullptr);
   // All calls but Wake() are the coordinator's, from one thread.
 
   // All units of the step before are published. `early`: its constants with
@@ -71,8 +73,13 @@ class UpdateWorkers {
   // mode: before the unit is published).
   std::optional<double> HostSquareNorm(int unit) const;
 
+  // Between two steps: no unit changes before Release(unit).
+  void HoldUnits() { fence_.Hold(); }
+
   // From any thread: ends a Wait() early.
   void Wake();
+  // From any thread.
+  void Release(int unit) { fence_.Release(unit); }
 
  private:
   struct alignas(kCacheLineBytes) Busy {
@@ -82,7 +89,7 @@ class UpdateWorkers {
   void RunSlice(const Task& task, uint64_t slice, int thread);
   absl::Status Execute(const Task& task, uint64_t slice);
   void PushPieces(TaskKind kind, std::span<const int> pieces);
-  void PushPiece(const Task& task, const Piece& piece);
+  void PushPiece(const Task& task);
   void NoteBegin(const Task& task, int64_t begin_ns);
   void Record(const Task& task, int64_t begin_ns);
   // Slices of the task that are not finished.
@@ -130,6 +137,7 @@ class UpdateWorkers {
   std::vector<std::vector<char>> consumed_;
   std::vector<uint64_t> prefix_;
 
+  SaveFence fence_;
   std::unique_ptr<NodePools> pools_;  // ends before what its threads use
 };
 

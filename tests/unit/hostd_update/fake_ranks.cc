@@ -154,6 +154,20 @@ Snapshot Snapshot::Of(const HostState& state) {
   return copy;
 }
 
+void Snapshot::CopyTo(HostState& state) const {
+  size_t at = 0;
+  for (size_t u = 0; u < state.layout().units.size(); ++u) {
+    const PlaneSpan p =
+        state.planes(static_cast<int>(u), 0, state.layout().units[u].count);
+    for (uint64_t i = 0; i < p.count; ++i, ++at) {
+      p.hi[i] = hi[at];
+      p.lo[i] = lo[at];
+      p.m[i] = std::bit_cast<float>(m[at]);
+      p.v[i] = std::bit_cast<float>(v[at]);
+    }
+  }
+}
+
 namespace {
 
 // Sum of the ranks, as the unit's update gets it: float32 in eager mode,
@@ -253,7 +267,8 @@ bool FakeRanks::Await(const std::function<bool()>& ready) {
 }
 
 void FakeRanks::Run(int rank) {
-  for (uint64_t step = 0; step < job_.options.steps; ++step) {
+  for (uint64_t step = job_.config.first_step; step < job_.options.steps;
+       ++step) {
     if (!RunStep(rank, step)) return;
   }
   ++finished_;
@@ -364,11 +379,19 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
   return true;
 }
 
-Outcome RunJob(Job& job, Deviations deviations) {
+Outcome RunJob(Job& job, Deviations deviations, OnEngineBoundary on_boundary) {
   Outcome outcome;
   std::mutex mutex;
   std::condition_variable changed;
-  auto engine = UpdateEngine::Start(
+  std::unique_ptr<UpdateEngine> engine;
+  UpdateEngine::OnBoundary at_boundary;
+  if (on_boundary) {
+    // Ranks begin, and steps end, after `engine` is there.
+    at_boundary = [&](const Boundary& boundary) {
+      return on_boundary(*engine, boundary);
+    };
+  }
+  engine = UpdateEngine::Start(
       *job.state, job.config,
       [&](const StepResult& result) {
         std::lock_guard lock(mutex);
@@ -379,12 +402,14 @@ Outcome RunJob(Job& job, Deviations deviations) {
         std::lock_guard lock(mutex);
         outcome.failures.push_back(status);
         changed.notify_all();
-      });
+      },
+      at_boundary);
   FakeRanks ranks(job, std::move(deviations));
   {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] {
-      return outcome.results.size() == job.options.steps ||
+      return outcome.results.size() ==
+                 job.options.steps - job.config.first_step ||
              !outcome.failures.empty();
     });
   }

@@ -74,6 +74,8 @@ struct Snapshot {
   std::vector<uint32_t> m, v;  // bits
 
   static Snapshot Of(const HostState& state);
+  // Writes it into the planes of a state that nobody uses.
+  void CopyTo(HostState& state) const;
   bool operator==(const Snapshot&) const = default;
 };
 
@@ -129,6 +131,11 @@ struct Outcome {
   uint64_t steps_done = 0;
   uint64_t torn_elements = 0;
 };
-Outcome RunJob(Job& job, Deviations deviations = {});
+// Steps from job.config.first_step on. `on_boundary` as the engine's, with the
+// engine.
+using OnEngineBoundary =
+    std::function<bool(UpdateEngine& engine, const Boundary& boundary)>;
+Outcome RunJob(Job& job, Deviations deviations = {},
+               OnEngineBoundary on_boundary = {});
 
 }  // namespace slidedp::hostd
