@@ -24,17 +24,21 @@ CUDA_CMAKE = {"CMakeLists.txt", "SlideDP.cmake", "Cuda.cmake"}
 MAY_INCLUDE = {
     "common/base": ["common/base"],
     "common/model": ["common/base", "common/model"],
+    "common/checkpoint": ["common/base", "common/checkpoint", "common/model"],
     "common": ["common"],
     # Of shm and collective only what computes sizes.
     "policy": ["common/base", "common/model", "common/shm/words.h",
                "common/collective/exchange.h", "policy", "proto"],
-    "hostd": ["common/base", "common/shm", "common/model", "common/trace",
+    "hostd": ["common/base", "common/checkpoint", "common/shm", "common/model", "common/trace",
               "proto", "policy", "hostd"],
     # The client checks a dataset as the user, before the daemon is asked, and
     # counts GPUs through the worker's probe, as the daemon does.
-    "hostd/ctl": ["common/base", "common/shm", "common/model", "common/trace",
+    # What the planes' bits mean is one header's knowledge.
+    "hostd/ctl": ["common/base", "common/checkpoint", "common/shm",
+                  "common/model", "common/trace",
                   "proto", "policy", "hostd/ctl", "worker/data",
-                  "hostd/launch/gpu_probe.h"],
+                  "hostd/launch/gpu_probe.h", "hostd/store/half.h",
+                  "hostd/store/split.h"],
     "worker": ["common", "proto", "worker", "policy/plan.h", "policy/wire.h",
                "policy/lr_schedule.h", "policy/eval_schedule.h"],
     # Benchmarks make plans of their own.

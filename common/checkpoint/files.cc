@@ -97,6 +97,17 @@ std::string StateFileName(int unit) {
   return absl::StrFormat("state-%05d.safetensors", unit);
 }
 
+uint64_t PlanesHash(const model::StateLayout& layout) {
+  model::StateLayout planes = layout;
+  planes.frozen_parameters = 0;
+  for (model::Unit& unit : planes.units) {
+    for (model::Tensor& tensor : unit.tensors) {
+      tensor.decay = tensor.frozen = false;
+    }
+  }
+  return model::HashOf(planes);
+}
+
 absl::StatusOr<std::vector<File>> MakeFiles(const model::StateLayout& layout,
                                             const model::TensorSource& source) {
   TrainedByName trained;

@@ -50,4 +50,8 @@ absl::StatusOr<std::vector<File>> MakeFiles(const model::StateLayout& layout,
 
 std::string StateFileName(int unit);
 
+// Names what the planes hold, and not what is trained of it: a job may go on
+// with other tensors frozen.
+uint64_t PlanesHash(const model::StateLayout& layout);
+
 }  // namespace slidedp::checkpoint

@@ -32,7 +32,7 @@ struct Manifest {
   uint64_t step = 0;
   uint64_t updates = 0;
   uint64_t clip_history = 0;  // UpdateConfig's
-  uint64_t layout_hash = 0;   // model::StateLayout::hash
+  uint64_t layout_hash = 0;   // PlanesHash
   // A job that goes on from here must have this very sampler; it may train
   // otherwise.
   Identity sampler, training;

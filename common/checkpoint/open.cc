@@ -24,10 +24,10 @@ absl::StatusOr<OpenCheckpoint> OpenCheckpoint::Open(const std::string& path) {
   SDP_ASSIGN_OR_RETURN(const model::ModelConfig parsed,
                        model::ParseModelConfig(config, config_file));
   model::StateLayout layout = model::MakeStateLayout(parsed);
-  if (layout.hash != manifest.layout_hash) {
+  if (PlanesHash(layout) != manifest.layout_hash) {
     return InvalidInput(absl::StrCat(path, "/", kManifestFile), "layout_hash",
                         absl::StrCat(manifest.layout_hash),
-                        absl::StrCat("config.json gives ", layout.hash),
+                        absl::StrCat("config.json gives ", PlanesHash(layout)),
                         "take another checkpoint; this one is mixed up");
   }
   SDP_ASSIGN_OR_RETURN(model::TensorSource weights,

@@ -166,7 +166,7 @@ absl::StatusOr<Manifest> LoadCheckpoint(NamedFiles files, const ResumeJob& job,
   const model::StateLayout& layout = state.layout();
   SDP_ASSIGN_OR_RETURN(Manifest manifest, TakeManifest(files));
   SDP_RETURN_IF_ERROR(checkpoint::CheckFits(manifest, checkpoint::kManifestFile,
-                                            layout.hash, job.sampler,
+                                            checkpoint::PlanesHash(layout), job.sampler,
                                             job.steps));
   SDP_ASSIGN_OR_RETURN(const Opened opened, Open(std::move(files), layout));
   std::vector<int> order(layout.units.size());

@@ -55,6 +55,11 @@ struct CommandLine {
   uint64_t id = 0;
   uint64_t from_step = 0;
   std::string reason;
+  bool drain_stop = false;
+  CheckpointOptions checkpoint;
+  std::string verify;
+  ExportOptions export_options;
+  std::string export_dtype = "source";
 
   std::function<ExitCode(const Context&)> run;
   bool needs_socket = true;
@@ -107,6 +112,13 @@ void AddSubmit(CLI::App& app, CommandLine& line) {
       ->take_all();
   verb->add_option("--plan", o.plan, "Plan file, as slidedpctl plan prints")
       ->type_name("FILE");
+  verb->add_option_function<std::string>(
+          "--resume",
+          [&o](const std::string& from) {
+            o.sets.push_back(absl::StrCat("resume=", from));
+          },
+          "Go on from the newest good checkpoint (auto), or from this one")
+      ->type_name("auto|DIR");
   verb->add_flag("--wait", o.wait, "Return when the job has ended");
   verb->add_flag("--follow", o.follow, "Show progress until the job has ended");
   verb->add_option("--timeout", o.timeout_s, "Wait at most this long")
@@ -181,11 +193,17 @@ void AddControls(CLI::App& app, CommandLine& line) {
       ->check(CLI::PositiveNumber);
 
   verb = AddVerb(app, "drain",
-                 "Start no new job; running jobs go on (administrators)", line,
-                 [&line](const Context& c) { return Drain(c, line.reason); });
+                 "Start no new job; running jobs are saved and go on "
+                 "(administrators)",
+                 line, [&line](const Context& c) {
+                   return Drain(c, line.reason, line.drain_stop);
+                 });
   verb->add_option("--reason", line.reason, "Shown to users")
       ->required()
       ->type_name("TEXT");
+
+  verb->add_flag("--stop", line.drain_stop,
+                 "Running jobs are saved and go back to the queue");
 
   AddVerb(app, "undrain", "Start jobs again (administrators)", line,
           [](const Context& c) { return Undrain(c); });
@@ -308,6 +326,50 @@ void AddBench(CLI::App& app, CommandLine& line) {
                  "The reference keeps only the layers' inputs");
 }
 
+void AddCheckpoints(CLI::App& app, CommandLine& line) {
+  CheckpointOptions& checkpoint = line.checkpoint;
+  CLI::App* verb = AddVerb(
+      app, "checkpoint", "Save a running job at its next step", line,
+      [&checkpoint](const Context& c) { return Checkpoint(c, checkpoint); });
+  verb->add_option("ID", checkpoint.id, "Job")->required()->type_name("");
+  verb->add_flag("--wait", checkpoint.wait, "Return when it is in place");
+  verb->add_option("--timeout", checkpoint.timeout_s, "Wait at most this long")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber);
+
+  verb = AddVerb(
+      app, "verify",
+      "Check every byte of a checkpoint; exit code 1, and what is wrong, if "
+      "there is anything",
+      line,
+      [&line](const Context& c) { return VerifyCheckpoint(c, line.verify); },
+      /*needs_socket=*/false);
+  verb->add_option("DIR", line.verify, "Checkpoint")->required()->type_name("");
+
+  verb = AddVerb(
+      app, "export", "Write a checkpoint's model as a Hugging Face folder",
+      line,
+      [&line](const Context& c) {
+        line.export_options.float32 = line.export_dtype == "float32";
+        return Export(c, line.export_options);
+      },
+      /*needs_socket=*/false);
+  verb->add_option("FROM", line.export_options.from,
+                   "A job's id (its newest checkpoint), or a checkpoint")
+      ->required()
+      ->type_name("");
+  // Here, -o is not the global --output.
+  verb->add_option("-o,--folder", line.export_options.to,
+                   "Folder to make: absent or empty")
+      ->required()
+      ->type_name("DIR");
+  verb->add_option("--dtype", line.export_dtype,
+                   "source: as the model that was trained; float32: the exact "
+                   "master weights")
+      ->type_name("DTYPE")
+      ->check(CLI::IsMember({"source", "float32"}));
+}
+
 void AddOthers(CLI::App& app, CommandLine& line) {
   AddVerb(app, "doctor", "Check this host and the daemon", line,
           [](const Context& c) { return Doctor(c); });
@@ -332,6 +394,7 @@ int RunCtl(const std::vector<std::string>& args,
   AddControls(app, line);
   AddEstimate(app, line);
   AddBench(app, line);
+  AddCheckpoints(app, line);
   AddOthers(app, line);
   try {
     std::vector<std::string> reversed(args.rbegin(), args.rend());

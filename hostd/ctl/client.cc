@@ -191,8 +191,17 @@ absl::StatusOr<v1::CancelReply> ControlClient::Cancel(uint64_t id) {
                                                    &v1::Control::Stub::Cancel);
 }
 
-absl::StatusOr<v1::DrainReply> ControlClient::Drain(const std::string& reason) {
+absl::StatusOr<v1::CheckpointReply> ControlClient::Checkpoint(uint64_t id) {
+  v1::CheckpointRequest request;
+  request.set_id(id);
+  return Unary<v1::CheckpointRequest, v1::CheckpointReply>(
+      request, &v1::Control::Stub::Checkpoint);
+}
+
+absl::StatusOr<v1::DrainReply> ControlClient::Drain(const std::string& reason,
+                                                    bool stop) {
   v1::DrainRequest request;
+  request.set_stop(stop);
   request.set_reason(reason);
   return Unary<v1::DrainRequest, v1::DrainReply>(request,
                                                  &v1::Control::Stub::Drain);

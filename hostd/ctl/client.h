@@ -23,7 +23,8 @@ class ControlClient {
   absl::StatusOr<v1::ListReply> List(bool ended);
   absl::StatusOr<v1::GetReply> Get(uint64_t id);
   absl::StatusOr<v1::CancelReply> Cancel(uint64_t id);
-  absl::StatusOr<v1::DrainReply> Drain(const std::string& reason);
+  absl::StatusOr<v1::CheckpointReply> Checkpoint(uint64_t id);
+  absl::StatusOr<v1::DrainReply> Drain(const std::string& reason, bool stop);
   absl::StatusOr<v1::DrainReply> Undrain();
   absl::StatusOr<v1::VersionReply> Version();
 

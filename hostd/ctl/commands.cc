@@ -171,7 +171,7 @@ ExitCode PrintDrain(const Context& context,
     context.out() << ToText(json) << "\n";
   } else if (reply->draining()) {
     *context.environment.err
-        << "draining: running jobs go on, no new job starts\n";
+        << "draining: no new job starts, running jobs are saved\n";
   } else {
     *context.environment.err << "jobs start again\n";
   }
@@ -180,8 +180,8 @@ ExitCode PrintDrain(const Context& context,
 
 }  // namespace
 
-ExitCode Drain(const Context& context, const std::string& reason) {
-  return PrintDrain(context, ControlClient(context.socket).Drain(reason));
+ExitCode Drain(const Context& context, const std::string& reason, bool stop) {
+  return PrintDrain(context, ControlClient(context.socket).Drain(reason, stop));
 }
 
 ExitCode Undrain(const Context& context) {

@@ -77,7 +77,23 @@ struct CancelOptions {
 };
 ExitCode Cancel(const Context& context, const CancelOptions& options);
 
-ExitCode Drain(const Context& context, const std::string& reason);
+ExitCode Drain(const Context& context, const std::string& reason, bool stop);
+
+struct CheckpointOptions {
+  uint64_t id = 0;
+  bool wait = false;
+  double timeout_s = 0;
+};
+ExitCode Checkpoint(const Context& context, const CheckpointOptions& options);
+
+// Both work on files alone, as the user.
+ExitCode VerifyCheckpoint(const Context& context, const std::string& folder);
+struct ExportOptions {
+  std::string from;  // a job's id, or a checkpoint's folder
+  std::string to;
+  bool float32 = false;
+};
+ExitCode Export(const Context& context, const ExportOptions& options);
 ExitCode Undrain(const Context& context);
 
 struct EstimateOptions {

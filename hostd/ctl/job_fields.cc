@@ -286,6 +286,39 @@ Read PathOrNull(Set set) {
       };
 }
 
+std::optional<Problem> ReadCheckpointFolder(const YamlNode& node,
+                                            v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.mutable_checkpoint()->clear_folder();
+    return std::nullopt;
+  }
+  return Path([](v1::JobSpec& s, std::string path) {
+    s.mutable_checkpoint()->set_folder(std::move(path));
+  })(node, spec);
+}
+
+std::optional<Problem> ReadResume(const YamlNode& node, v1::JobSpec& spec) {
+  if (IsNull(node) ||
+      (node.kind == YamlNode::Kind::kScalar && node.text == "none")) {
+    spec.clear_resume();
+    return std::nullopt;
+  }
+  return Path([](v1::JobSpec& s, std::string path) {
+    s.set_resume(std::move(path));
+  })(node, spec);
+}
+
+std::optional<Problem> ReadRetries(const YamlNode& node, v1::JobSpec& spec) {
+  if (IsNull(node)) {
+    spec.set_retries(kRetriesByDefault);
+    return std::nullopt;
+  }
+  uint64_t value = 0;
+  if (auto problem = ReadInteger(node, 0, 1000, "2", value)) return problem;
+  spec.set_retries(static_cast<uint32_t>(value));
+  return std::nullopt;
+}
+
 std::optional<Problem> ReadEpochs(const YamlNode& node, v1::JobSpec& spec) {
   if (IsNull(node)) {
     spec.clear_epochs();
@@ -486,6 +519,21 @@ std::vector<JobField> MakeFields() {
       {"random_weights_seed", "null",
        "train from weights made of this seed; model needs only config.json",
        ReadRandomWeightsSeed},
+      {"checkpoint.folder", "null", "null: output, with .checkpoints added",
+       ReadCheckpointFolder},
+      {"checkpoint.every_steps", "0", "save so often; 0: not by steps",
+       Integer(0, kMaxSteps, "500", SDP_SET_IN(checkpoint, set_every_steps))},
+      {"checkpoint.every_minutes", "0", "save so often; 0: not by time",
+       Real({0, 1e6}, "30", SDP_SET_IN(checkpoint, set_every_minutes))},
+      {"checkpoint.keep", "2", "the newest so many stay",
+       Integer(1, 1000, "2", SDP_SET_IN(checkpoint, set_keep))},
+      {"resume", "none", "none, auto (the newest good one), or its folder",
+       ReadResume},
+      {"retries", "null",
+       "restarts after lost workers or daemons; null: 2 if it saves by steps "
+       "or "
+       "time, else 0",
+       ReadRetries},
       {"launch", "daemon",
        "daemon, manual (you start slidedp-worker --job ID --rank R)",
        Word<v1::LaunchKind>({{"daemon", v1::LAUNCH_KIND_DAEMON},

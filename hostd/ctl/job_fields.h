@@ -11,6 +11,9 @@
 
 namespace slidedp::ctl {
 
+// JobSpec.retries until ResolveJob settles it.
+inline constexpr uint32_t kRetriesByDefault = ~uint32_t{0};
+
 struct JobField {
   std::string key;      // dotted: "optimizer.lr"
   std::string initial;  // as --print-defaults writes it

@@ -236,6 +236,8 @@ v1::JobSpec DefaultJobSpec() {
   spec.mutable_routes();
   spec.mutable_tuning();
   spec.set_launch(v1::LAUNCH_KIND_DAEMON);
+  spec.mutable_checkpoint()->set_keep(2);
+  spec.set_retries(kRetriesByDefault);
   return spec;
 }
 

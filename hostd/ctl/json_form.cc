@@ -62,6 +62,16 @@ Json JsonJob(const v1::JobInfo& info) {
       {"loaded_bytes", info.loaded_bytes()},
       {"load_bytes", info.load_bytes()},
       {"mfu", info.has_mfu() ? JsonReal(info.mfu()) : Json(nullptr)},
+      {"attempts", info.progress().attempts()},
+      {"retries_used", info.progress().retries_used()},
+      {"first_step", info.progress().first_step()},
+      {"checkpoint",
+       {{"path", info.progress().checkpoint_path()},
+        {"step", info.progress().checkpoint_step()},
+        {"ended", info.progress().checkpoints_ended()},
+        {"under_way", info.progress().checkpointing()},
+        {"failures_in_a_row", info.progress().failures_in_a_row()},
+        {"last_failure", info.progress().last_failure()}}},
   };
 }
 
@@ -226,6 +236,13 @@ Json JsonSpec(const v1::JobSpec& spec) {
       {"random_weights_seed", spec.has_random_weights_seed()
                                   ? Json(spec.random_weights_seed())
                                   : Json(nullptr)},
+      {"checkpoint",
+       {{"folder", spec.checkpoint().folder()},
+        {"every_steps", spec.checkpoint().every_steps()},
+        {"every_minutes", spec.checkpoint().every_minutes()},
+        {"keep", spec.checkpoint().keep()}}},
+      {"resume", spec.resume().empty() ? "none" : spec.resume()},
+      {"retries", spec.retries()},
       {"launch", Word(spec.launch())},
       {"dataset",
        {{"sequences", spec.dataset_sequences()},

@@ -15,6 +15,7 @@
 #include "hostd/ctl/data_summary.h"
 #include "hostd/ctl/json_form.h"
 #include "hostd/ctl/plan_file.h"
+#include "hostd/ctl/resolve_checkpoints.h"
 #include "policy/gpu_memory.h"
 #include "policy/wire.h"
 #include "worker/data/job_data.h"
@@ -71,6 +72,7 @@ void ResolvePaths(const ResolveContext& context, v1::JobSpec& spec) {
     spec.set_tensorboard(
         AbsolutePath(spec.tensorboard(), context.current_folder));
   }
+  ResolveCheckpointPaths(context.current_folder, spec);
   if (spec.name().empty()) spec.set_name(NameFromFile(context.file));
 }
 
@@ -382,6 +384,8 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   SDP_RETURN_IF_ERROR(ResolveSteps(*data, context.file, spec));
   SDP_RETURN_IF_ERROR(ResolveSchedule(context.file, spec));
   SDP_RETURN_IF_ERROR(ResolveEvaluation(context, job.model.config.vocab, spec));
+  SDP_RETURN_IF_ERROR(
+      ResolveCheckpoints(context.file, job.model.layout, spec));
   AddWarnings(spec, job.warnings);
   spec.set_model_config_json(job.model.config_json);
   job.spec = std::move(spec);

@@ -94,6 +94,18 @@ void PrintShow(const v1::GetReply& reply, std::ostream& out) {
   lines.Add("ended", LocalTimeText(info.ended_us()));
   lines.Add("elapsed", ElapsedText(info, UnixMicros()));
   lines.Add("eta", EtaText(info));
+  const v1::JobProgress& progress = info.progress();
+  if (progress.attempts() > 1) {
+    lines.Add("attempt",
+              absl::StrCat(progress.attempts(), ", from step ",
+                           progress.first_step(), "; ", progress.retries_used(),
+                           " of ", spec.retries(), " retries used"));
+  }
+  if (progress.checkpointing()) lines.Add("saving", "a checkpoint");
+  if (!progress.checkpoint_path().empty()) {
+    lines.Add("saved", absl::StrCat("step ", progress.checkpoint_step(), " in ",
+                                    progress.checkpoint_path()));
+  }
   lines.Add("model", spec.model());
   for (const v1::DataSource& source : spec.sources()) {
     lines.Add(

@@ -67,6 +67,13 @@ v1::JobInfo InfoOf(const Job& job) {
   info.set_client_id(row.client_id);
   info.set_host_pss_peak_bytes(job.host_pss_peak_bytes);
   info.set_device_peak_bytes(job.device_peak_bytes);
+  *info.mutable_progress() = row.progress;
+  if (const uint64_t failures = row.progress.failures_in_a_row();
+      failures > 0 && row.reason.empty()) {
+    info.set_reason(absl::StrCat(
+        failures, failures == 1 ? " checkpoint" : " checkpoints in a row",
+        " failed: ", row.progress.last_failure()));
+  }
   if (row.step > 0) {
     absl::StatusOr<v1::StepRecord> last = job.records.Last();
     if (last.ok()) info.set_last_loss(last->loss());
@@ -101,6 +108,7 @@ v1::JobInfo Core::Redacted(const Identity& identity, const Job& job) const {
   info.clear_eval_loss();
   info.clear_best_eval_loss();
   info.clear_best_eval_step();
+  info.clear_progress();
   return info;
 }
 
@@ -318,6 +326,8 @@ absl::StatusOr<v1::DrainReply> Core::Drain(const Identity& identity,
   SDP_RETURN_IF_ERROR(journal_.SetDrain(row));
   drain_ = std::move(row);
   spdlog::info("draining by {}: {}", identity.user, drain_.reason);
+  SaveRuns(request.stop(), shm::AbortReason::kShutdown,
+           absl::StrCat("draining: ", drain_.reason));
   Schedule();
   return DrainState();
 }

@@ -66,6 +66,8 @@ class Core {
                                          const v1::CancelRequest& request);
   absl::StatusOr<v1::DrainReply> Drain(const Identity& identity,
                                        const v1::DrainRequest& request);
+  absl::StatusOr<v1::CheckpointReply> Checkpoint(
+      const Identity& identity, const v1::CheckpointRequest& request);
   absl::StatusOr<v1::DrainReply> Undrain(const Identity& identity);
   v1::VersionReply Version() const;
   // Streams: Write or Finish is called at once or later. The caller reports
@@ -127,7 +129,15 @@ class Core {
   void Changed(Job& job);
   RunEvents EventsOf(Job& job);
   void OnRecord(Job& job, v1::Record& record);
-  void OnEnded(Job& job, v1::JobState state, const std::string& reason);
+  void OnEnded(Job& job, v1::JobState state, const std::string& reason,
+               bool lost);
+
+  // ---- Checkpoints and restarts (core_checkpoints.cc) ----
+  void AddCheckpointEvents(Job& job, RunEvents& events);
+  // Spends a retry of the job, if it has one, on going on.
+  static bool TakeRetry(Job& job);
+  // Saves every running job; `stop`: and puts it back into the queue.
+  void SaveRuns(bool stop, shm::AbortReason why, const std::string& reason);
   void ForgetOldJobs();
   void PumpStreams(uint64_t job);
   void FinishStopIfIdle();

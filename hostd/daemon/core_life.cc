@@ -77,6 +77,18 @@ absl::Status Core::RecoverJob(Job& job) {
   if (absl::StatusOr<v1::StepRecord> last = job.records.Last(); last.ok()) {
     job.row.step = last->step();
   }
+  if (IsActive(job.row.state) && !job.row.cancel_requested &&
+      (job.row.progress.put_back() || TakeRetry(job))) {
+    job.row.progress.set_checkpointing(false);
+    Transition(
+        job, v1::PENDING,
+        job.row.progress.put_back()
+            ? "slidedpd was stopped"
+            : absl::StrCat("restart ", job.row.progress.retries_used(), " of ",
+                           job.row.spec.retries(), ": slidedpd was killed"),
+        "");
+    job.row.progress.set_put_back(true);
+  }
   if (IsActive(job.row.state)) {
     Recovered recovered =
         RecoverActive(job.row.state, job.row.cancel_requested);
@@ -87,7 +99,7 @@ absl::Status Core::RecoverJob(Job& job) {
       job.demand = MakeDemand(checked->config, checked->layout, checked->plan);
       job.plan = checked->plan;
       job.checked = *std::move(checked);
-      return absl::OkStatus();
+      return job.unwritten ? Write(job) : absl::OkStatus();
     }
     // This release is stricter than the one that took it.
     Transition(job, v1::FAILED, std::string(checked.status().message()), "");
@@ -142,12 +154,8 @@ void Core::Stop(std::function<void()> done) {
   if (stopping_) return;
   stopping_ = true;
   stop_done_ = std::move(done);
-  for (const auto& [id, job] : jobs_) {
-    if (job->run != nullptr) {
-      job->run->Abort(v1::FAILED, shm::AbortReason::kShutdown,
-                      "daemon stopped; submit the job again");
-    }
-  }
+  SaveRuns(/*stop=*/true, shm::AbortReason::kShutdown,
+           "slidedpd stopped; the job goes on when it is back");
   FinishStopIfIdle();
 }
 

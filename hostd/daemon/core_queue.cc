@@ -128,6 +128,11 @@ void Core::Schedule() {
       ahead = job.get();
       continue;
     }
+    if (job->run != nullptr) {
+      // Its last attempt still holds memory; its release comes here again.
+      ahead = job.get();
+      continue;
+    }
     if (TakesGpus(*job)) {
       if (gpus_.knowledge() == Gpus::Knowledge::kNone) CountGpus();
       if (gpus_.knowledge() == Gpus::Knowledge::kKnown) {
@@ -162,6 +167,8 @@ void Core::SetReason(Job& job, const std::string& reason) {
 void Core::StartRun(Job& job) {
   JobRow row = job.row;
   row.state = v1::CONFIGURING;
+  row.progress.set_attempts(row.progress.attempts() + 1);
+  row.progress.set_put_back(false);
   row.reason = "starting";
   row.started_us = UnixMicros();
   v1::JobEvent event;
@@ -193,6 +200,12 @@ void Core::StartRun(Job& job) {
   run.gid = job.row.gid;
   run.groups = job.row.groups;
   run.user = job.row.user;
+  run.attempt = job.row.progress.attempts() - 1;
+  // A job that went back goes on with what it has saved.
+  run.resume = run.attempt > 0 && !run.spec.checkpoint().folder().empty()
+                   ? "auto"
+                   : run.spec.resume();
+  run.output_may_be_there = job.row.progress.committing();
   if (TakesGpus(job)) run.gpus = gpus_.Take(job.row.id, run.spec.ranks());
   absl::StatusOr<User> user = UserOf(job.row.uid);
   run.home = user.ok() ? user->home : "/";
@@ -263,16 +276,16 @@ RunEvents Core::EventsOf(Job& job) {
     it->host_pss_peak_bytes = std::max(it->host_pss_peak_bytes, pss_bytes);
     it->device_peak_bytes = std::max(it->device_peak_bytes, device_bytes);
   };
-  events.ended = [this, it](v1::JobState state, const std::string& reason) {
-    OnEnded(*it, state, reason);
-  };
+  events.ended = [this, it](v1::JobState state, const std::string& reason,
+                            bool lost) { OnEnded(*it, state, reason, lost); };
+  AddCheckpointEvents(job, events);
   events.released = [this, id = job.row.id] {
     loop_.Post([this, id] {
       auto found = jobs_.find(id);
       gpus_.Release(id);
       if (found != jobs_.end()) {
         found->second->run.reset();
-        found->second->checked.reset();
+        if (HasEnded(found->second->row.state)) found->second->checked.reset();
       }
       ForgetOldJobs();
       Schedule();
@@ -343,8 +356,17 @@ void Core::OnRecord(Job& job, v1::Record& record) {
   PumpStreams(job.row.id);
 }
 
-void Core::OnEnded(Job& job, v1::JobState state, const std::string& reason) {
+void Core::OnEnded(Job& job, v1::JobState state, const std::string& reason,
+                   bool lost) {
   std::string text = ToValidUtf8(reason);
+  job.row.progress.set_checkpointing(false);
+  if (state == v1::FAILED && lost && !job.row.cancel_requested &&
+      TakeRetry(job)) {
+    state = v1::PENDING;
+    text = absl::StrCat("restart ", job.row.progress.retries_used(), " of ",
+                        job.row.spec.retries(), ": ", text);
+  }
+  if (state == v1::PENDING) job.row.progress.set_put_back(true);
   Transition(job, state, text, "");
   if (absl::Status status = journal_.DeleteWorkers(job.row.id); !status.ok()) {
     spdlog::error("job {}: {}", job.row.id, std::string(status.message()));

@@ -7,12 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/shm/fd_passing.h"
+#include "hostd/daemon/log_lines.h"
 
 namespace slidedp::hostd {
 namespace {
 
 constexpr size_t kMaxFiles = 4096;
 constexpr size_t kMaxNameBytes = 255;
+constexpr size_t kMaxErrorBytes = 1000;
 
 absl::Status Invalid(absl::string_view field, absl::string_view value,
                      absl::string_view problem) {
@@ -44,8 +46,8 @@ absl::Status SendAttachError(int socket, const std::string& error) {
   return shm::SendMessage(socket, reply.SerializeAsString(), {});
 }
 
-absl::StatusOr<NamedFiles> ReceiveFiles(int socket,
-                                        v1::FilesMessage::Kind kind) {
+absl::StatusOr<NamedFiles> ReceiveFiles(int socket, v1::FilesMessage::Kind kind,
+                                        bool may_be_empty) {
   NamedFiles files;
   while (true) {
     // No deadline: the lease of the rank ends it by shutting the socket down.
@@ -59,6 +61,10 @@ absl::StatusOr<NamedFiles> ReceiveFiles(int socket,
     if (part.kind() != kind) {
       return Invalid("FilesMessage.kind", absl::StrCat(part.kind()),
                      absl::StrCat("expected ", kind));
+    }
+    if (!part.error().empty()) {
+      return absl::FailedPreconditionError(
+          ToValidUtf8(part.error().substr(0, kMaxErrorBytes)));
     }
     if (static_cast<size_t>(part.names_size()) != message.fds.size()) {
       return Invalid("FilesMessage.names",
@@ -84,7 +90,9 @@ absl::StatusOr<NamedFiles> ReceiveFiles(int socket,
       return Invalid("FilesMessage.names", "", "a part without files");
     }
   }
-  if (files.empty()) return Invalid("FilesMessage.names", "", "no files");
+  if (files.empty() && !may_be_empty) {
+    return Invalid("FilesMessage.names", "", "no files");
+  }
   return files;
 }
 

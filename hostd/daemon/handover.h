@@ -33,9 +33,11 @@ absl::Status SendSegments(int socket,
 absl::Status SendAttachError(int socket, const std::string& error);
 
 // All parts of a FilesMessage of `kind`. Hostile: number of files, names and
-// types of descriptors are checked; every descriptor is a regular file.
-absl::StatusOr<NamedFiles> ReceiveFiles(int socket,
-                                        v1::FilesMessage::Kind kind);
+// types of descriptors are checked; every descriptor is a regular file. The
+// rank's `error` instead of files is FailedPrecondition. There may be none if
+// `may_be_empty`.
+absl::StatusOr<NamedFiles> ReceiveFiles(int socket, v1::FilesMessage::Kind kind,
+                                        bool may_be_empty = false);
 // `warnings` only with an ok status.
 absl::Status SendFilesReply(int socket, const absl::Status& status,
                             const std::vector<std::string>& warnings);

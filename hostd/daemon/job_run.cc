@@ -50,10 +50,13 @@ JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
       losses_(job_.spec.loss_spike_sigma()),
       early_stop_(job_.spec.early_stop().patience(),
                   job_.spec.early_stop().min_delta()),
-      self_(std::make_shared<JobRun*>(this)) {}
+      self_(std::make_shared<JobRun*>(this)) {
+  MakeCheckpoints();
+}
 
 JobRun::~JobRun() {
   // Only a daemon that leaves at once destroys a run before its end.
+  if (checkpoints_ != nullptr) checkpoints_->Close();
   if (files_connection_ != nullptr) {
     shutdown(files_connection_->socket.get(), SHUT_RDWR);
   }
@@ -279,6 +282,9 @@ void JobRun::Propose() {
   v1::DaemonMessage message;
   *message.mutable_propose()->mutable_spec() = job_.spec;
   *message.mutable_propose()->mutable_plan() = policy::ToWire(plan_);
+  message.mutable_propose()->set_resume(job_.resume);
+  message.mutable_propose()->set_attempt(job_.attempt);
+  message.mutable_propose()->set_output_may_be_there(job_.output_may_be_there);
   SendAll(message);
   Say(v1::CONFIGURING, "agreeing on a plan");
 }
@@ -351,8 +357,24 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
       output_opened_ = true;
       return CommitIfWritten();
     case v1::WorkerMessage::kOutputCommitted:
-      if (phase_ != Phase::kCommitting || rank != 0) break;
+      if (rank != 0 || !(phase_ == Phase::kCommitting ||
+                         (phase_ == Phase::kLoading && !from.ready &&
+                          job_.output_may_be_there))) {
+        break;
+      }
       return OnCommitted(message.output_committed().path());
+    case v1::WorkerMessage::kCheckpointCommitted:
+      if (rank != 0 || checkpoints_ == nullptr ||
+          !checkpoints_->OnCommitted(message.checkpoint_committed())) {
+        break;
+      }
+      return CompleteIfDone();
+    case v1::WorkerMessage::kCheckpointFailed:
+      if (rank != 0 || checkpoints_ == nullptr ||
+          !checkpoints_->OnFailed(message.checkpoint_failed())) {
+        break;
+      }
+      return CompleteIfDone();
     case v1::WorkerMessage::kStepSpans:
       if (auto trace = trace_.lock()) {
         trace->OnRank(rank, message.step_spans());

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/model/source.h"
@@ -19,6 +20,7 @@
 #include "hostd/daemon/event_loop.h"
 #include "hostd/daemon/handover.h"
 #include "hostd/daemon/loss_watch.h"
+#include "hostd/daemon/run_checkpoints.h"
 #include "hostd/daemon/spec_check.h"
 #include "hostd/daemon/step_measures.h"
 #include "hostd/daemon/task_thread.h"
@@ -42,6 +44,10 @@ struct RunJob {
   std::string home;
   // The GPUs of its ranks, in rank order; empty if they are not ours to choose.
   std::vector<std::string> gpus;
+  // v1::Propose's, of this attempt.
+  std::string resume;
+  uint32_t attempt = 0;
+  bool output_may_be_there = false;
 };
 
 // What a run tells. Called on the loop thread; none may destroy the run.
@@ -61,8 +67,18 @@ struct RunEvents {
   // As measured a moment ago: PSS of daemon and workers together, and the
   // largest device memory of a rank.
   std::function<void(uint64_t pss_bytes, uint64_t device_bytes)> memory;
-  // The workers are gone. COMPLETED, FAILED or CANCELLED.
-  std::function<void(v1::JobState state, const std::string& reason)> ended;
+  // The state is loaded: so many steps are done already.
+  std::function<void(uint64_t first_step)> begun;
+  // A checkpoint is under way, or has ended.
+  std::function<void()> checkpointing;
+  std::function<void(const CheckpointEnd&)> checkpointed;
+  // From here on the output may be in place.
+  std::function<void()> committing;
+  // The workers are gone. COMPLETED, FAILED, CANCELLED, or PENDING: put back by
+  // the daemon. `lost`: FAILED because a worker was lost, which another attempt
+  // may not meet.
+  std::function<void(v1::JobState state, const std::string& reason, bool lost)>
+      ended;
   // After `ended`: the memory is free. The run may be destroyed from a later
   // task.
   std::function<void()> released;
@@ -96,6 +112,11 @@ class JobRun {
   }
   // The next `steps` steps, or what is left of the job. One trace at a time.
   absl::StatusOr<std::shared_ptr<TraceCollector>> Trace(uint32_t steps);
+  // A checkpoint at the next step. An error if there can be none.
+  absl::Status RequestCheckpoint();
+  // Saves the job, if it trains, and ends the run as PENDING; a job whose
+  // output is being put in place is left alone.
+  void PutBack(shm::AbortReason why, const std::string& reason);
   // Whatever the phase.
   void Abort(v1::JobState state, shm::AbortReason why,
              const std::string& reason);
@@ -157,7 +178,12 @@ class JobRun {
   // random weights.
   void LoadSource();
   absl::Status FillRandom(HostState& state) const;
+  // The run's thread: rank 0's checkpoint. Nothing if it has none.
+  absl::StatusOr<std::optional<checkpoint::Manifest>> Resume(int socket,
+                                                             HostState& state);
   void OnLoaded(const absl::Status& status);
+  void OnResumed(const checkpoint::Manifest& manifest);
+  void MakeCheckpoints();
   void StartStepsIfReady();
   StepMeasures::Job MeasuredJob() const;
   void OnStep(const StepResult& result);
@@ -184,6 +210,7 @@ class JobRun {
 
   // The first failure of a rank ends the job; `refinable` if the exit of its
   // process will tell more.
+  // Another attempt may succeed if it was refinable, or the job trained.
   void FailRank(uint32_t rank, const std::string& what, bool refinable);
   void Unexpected(uint32_t rank, absl::string_view message);
   void SendAll(const v1::DaemonMessage& message);
@@ -237,12 +264,15 @@ class JobRun {
   LossWatch losses_;
   uint64_t skipped_in_a_row_ = 0;
   EarlyStop early_stop_;
-  uint64_t first_step_ = 0;      // of this run
   uint64_t eval_step_ = 0;       // of the evaluation under way, or the last
   uint64_t next_eval_step_ = 0;  // the next one is not before
   std::optional<uint64_t> stop_step_;  // early
   std::string stop_reason_;
   int notices_ = 0;
+  // Where the engine begins.
+  Boundary begin_ = {};
+  // PutBack waits for its checkpoint.
+  std::optional<std::pair<shm::AbortReason, std::string>> put_back_;
   uint64_t own_pss_bytes_ = 0;
   int64_t next_pss_ns_ = 0;
   std::shared_ptr<AttachConnection> files_connection_;  // rank 0's
@@ -259,6 +289,8 @@ class JobRun {
   std::optional<uint32_t> refinable_rank_;
   int64_t end_began_ns_ = 0;
   std::string end_note_;  // appended to the reason
+  bool trained_ = false;  // when the rank failed
+  bool lost_ = false;
   bool terminated_ = false;
   bool killed_ = false;
   // Tasks of Destroy that have not come back.

@@ -27,6 +27,10 @@ constexpr int64_t kPssShare = 20;
 void JobRun::FailRank(uint32_t rank, const std::string& what, bool refinable) {
   if (phase_ >= Phase::kLeaving) return;
   if (refinable && ranks_[rank].process) refinable_rank_ = rank;
+  if (phase_ < Phase::kAborting) {
+    trained_ = phase_ >= Phase::kStepping;
+    lost_ = refinable || trained_;
+  }
   Abort(v1::FAILED, shm::AbortReason::kRankLost,
         absl::StrCat("rank ", rank, " ", what));
 }
@@ -61,6 +65,7 @@ void JobRun::Abort(v1::JobState state, shm::AbortReason why,
 }
 
 void JobRun::TearDown() {
+  if (checkpoints_ != nullptr) checkpoints_->Close();
   Destroy(Remains{std::move(state_), std::move(engine_)});
 }
 
@@ -69,6 +74,7 @@ void JobRun::Destroy(Remains remains) {
   // In a holder, because tasks are copyable.
   auto held = std::make_shared<Remains>(std::move(remains));
   thread_.Post([this, held = std::move(held)]() mutable {
+    if (checkpoints_ != nullptr) checkpoints_->Join();
     if (held->engine != nullptr) held->engine->Stop();
     held.reset();
     source_.reset();
@@ -98,6 +104,8 @@ void JobRun::OnExit(uint32_t rank, const WorkerExit& exit) {
   if (phase_ == Phase::kAborting) {
     if (refinable_rank_ == rank && !terminated_) {
       end_reason_ = absl::StrCat("rank ", rank, " ", what);
+      // A worker that left by itself before it trained would do so again.
+      if (exit.signal == 0 && !trained_) lost_ = false;
       refinable_rank_.reset();
     }
   } else if (phase_ == Phase::kLeaving) {
@@ -108,6 +116,7 @@ void JobRun::OnExit(uint32_t rank, const WorkerExit& exit) {
     }
   } else {
     FailRank(rank, what, /*refinable=*/false);
+    lost_ |= exit.signal != 0;
   }
   EndIfGone();
 }
@@ -151,6 +160,9 @@ void JobRun::Tick(int64_t now_ns) {
     const uint64_t all_bytes = load_progress_.all_bytes;
     if (all_bytes > 0) events_.loading(load_progress_.done_bytes, all_bytes);
   }
+  if (checkpoints_ != nullptr && phase_ == Phase::kStepping) {
+    checkpoints_->Tick(now_ns);
+  }
   if (phase_ >= Phase::kLeaving) {
     PressWorkers(now_ns);
     EndIfGone();
@@ -176,6 +188,7 @@ void JobRun::Tick(int64_t now_ns) {
       FailRank(rank,
                absl::StrCat("has said nothing for ", config_.lease_s, " s"),
                /*refinable=*/false);
+      lost_ = true;  // frozen, or its host is
       return;
     }
   }
@@ -201,7 +214,8 @@ void JobRun::PressWorkers(int64_t now_ns) {
     for (const Rank& rank : ranks_) processes |= rank.process;
     if (!processes) {
       ended_told_ = true;
-      events_.ended(end_state_, end_reason_ + end_note_);
+      events_.ended(end_state_, end_reason_ + end_note_,
+                    end_state_ == v1::FAILED && lost_);
     }
   }
 }
@@ -215,7 +229,8 @@ void JobRun::EndIfGone() {
   phase_ = Phase::kEnded;
   if (!ended_told_) {
     ended_told_ = true;
-    events_.ended(end_state_, end_reason_ + end_note_);
+    events_.ended(end_state_, end_reason_ + end_note_,
+                  end_state_ == v1::FAILED && lost_);
   }
   events_.released();
 }

@@ -11,7 +11,6 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "hostd/daemon/job_run.h"
-#include "hostd/store/random_weights.h"
 #include "hostd/update/topology.h"
 #include "proto/protocol.h"
 
@@ -143,68 +142,6 @@ void JobRun::OnAttach(std::shared_ptr<AttachConnection> connection,
   }
 }
 
-void JobRun::LoadSource() {
-  // `state` is used by this task only until it comes back: a tear-down queues
-  // behind it.
-  if (job_.spec.has_random_weights_seed() && job_.spec.output().empty()) {
-    thread_.Post([this, state = state_.get()] {
-      const absl::Status status = FillRandom(*state);
-      Back([status](JobRun& run) { run.OnLoaded(status); });
-    });
-    return;
-  }
-  thread_.Post([this, state = state_.get(), connection = files_connection_] {
-    auto load = [&]() -> absl::Status {
-      SDP_ASSIGN_OR_RETURN(
-          NamedFiles files,
-          ReceiveFiles(connection->socket.get(), v1::FilesMessage::SOURCE));
-      SDP_ASSIGN_OR_RETURN(source_,
-                           model::TensorSource::FromFiles(std::move(files)));
-      SDP_RETURN_IF_ERROR(model::ValidateSource(state->layout(), *source_));
-      return job_.spec.has_random_weights_seed()
-                 ? FillRandom(*state)
-                 : LoadParameters(*source_, *state, &stop_files_,
-                                  &load_progress_);
-    };
-    absl::Status status = load();
-    if (absl::Status sent =
-            SendFilesReply(connection->socket.get(), status, {});
-        status.ok()) {
-      status = sent;
-    }
-    Back([status](JobRun& run) { run.OnLoaded(status); });
-  });
-}
-
-absl::Status JobRun::FillRandom(HostState& state) const {
-  // Nothing else computes yet: every CPU may help.
-  return FillRandomParameters(job_.spec.random_weights_seed(),
-                              job_.checked.problem.logical_cpus, state,
-                              &stop_files_);
-}
-
-void JobRun::OnLoaded(const absl::Status& status) {
-  if (phase_ != Phase::kLoading) return;
-  if (!status.ok()) {
-    // A connection that broke is the rank's death; its exit tells more.
-    const bool broken =
-        absl::IsCancelled(status) || absl::IsUnavailable(status);
-    if (broken) {
-      FailRank(0, "closed its attach connection", /*refinable=*/true);
-    } else {
-      Abort(
-          v1::FAILED, shm::AbortReason::kJobFailed,
-          absl::StrCat("loading ", job_.spec.model(), ": ", status.message()));
-    }
-    return;
-  }
-  loaded_ = true;
-  if (const uint64_t all_bytes = load_progress_.all_bytes; all_bytes > 0) {
-    events_.loading(all_bytes, all_bytes);
-  }
-  StartStepsIfReady();
-}
-
 void JobRun::OnReady(uint32_t rank, const v1::Ready& ready) {
   if (ready.dataset_sequences() != job_.spec.dataset_sequences()) {
     FailRank(rank,
@@ -254,6 +191,16 @@ void JobRun::StartStepsIfReady() {
   measures_.emplace(MeasuredJob());
   UpdateConfig config = UpdateConfigOf(job_.spec, plan_);
   config.recorder = &update_spans_;
+  config.first_step = steps_applied_ = begin_.step;
+  config.updates_applied = begin_.updates_applied;
+  config.clip_history = begin_.clip_history;
+  UpdateEngine::OnBoundary on_boundary;
+  if (checkpoints_ != nullptr) {
+    on_boundary = [checkpoints = checkpoints_.get()](const Boundary& boundary) {
+      return checkpoints->OnBoundary(boundary);
+    };
+  }
+  events_.begun(begin_.step);
   engine_ = UpdateEngine::Start(
       *state_, config,
       [this](const StepResult& result) {
@@ -264,9 +211,16 @@ void JobRun::StartStepsIfReady() {
           run.Abort(v1::FAILED, shm::AbortReason::kJobFailed,
                     std::string(status.message()));
         });
-      });
+      },
+      std::move(on_boundary));
+  if (checkpoints_ != nullptr) {
+    checkpoints_->Start(
+        {state_.get(), engine_.get(), source_.has_value() ? &*source_ : nullptr,
+         files_connection_},
+        MonotonicNs());
+  }
   v1::DaemonMessage message;
-  message.mutable_start();
+  message.mutable_start()->set_first_step(begin_.step);
   SendAll(message);
   Say(v1::RUNNING, "", "running");
 }
@@ -294,8 +248,14 @@ absl::StatusOr<std::shared_ptr<TraceCollector>> JobRun::Trace(uint32_t steps) {
 }
 
 void JobRun::CompleteIfDone() {
-  if (!EveryRank(&Rank::steps_done) || steps_applied_ != last_step()) {
+  if (phase_ != Phase::kStepping || !EveryRank(&Rank::steps_done) ||
+      steps_applied_ != last_step() ||
+      (checkpoints_ != nullptr && checkpoints_->busy())) {
     return;
+  }
+  if (put_back_.has_value()) {
+    // The last step came before the wish: what is left is quickly done.
+    put_back_.reset();
   }
   phase_ = Phase::kStopping;
   Say(v1::COMPLETING, "ending the update workers",
@@ -371,6 +331,7 @@ void JobRun::OnWritten(const absl::Status& status,
 void JobRun::CommitIfWritten() {
   if (!written_ || !output_opened_) return;
   phase_ = Phase::kCommitting;
+  events_.committing();
   v1::DaemonMessage message;
   message.mutable_commit_output();
   ranks_[0].session->Send(message);

@@ -16,11 +16,14 @@ bool MayFollow(v1::JobState from, v1::JobState to) {
   if (to == v1::FAILED || to == v1::CANCELLED) {
     return from == v1::PENDING || IsActive(from);
   }
+  // For another attempt.
+  if (to == v1::PENDING) return IsActive(from);
   switch (from) {
     case v1::PENDING:
       return to == v1::CONFIGURING;
     case v1::CONFIGURING:
-      return to == v1::RUNNING;
+      // COMPLETING: an earlier attempt had put its output in place.
+      return to == v1::RUNNING || to == v1::COMPLETING;
     case v1::RUNNING:
       return to == v1::COMPLETING;
     case v1::COMPLETING:

@@ -161,6 +161,7 @@ int Main(int argc, char** argv) {
 
   umask(077);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);  // a file beyond its limit is an error of its write
   // Before any thread: all of them inherit the mask.
   sigset_t handled;
   sigemptyset(&handled);

@@ -20,6 +20,8 @@ constexpr uint64_t kMaxBatchSize = uint64_t{1} << 20;
 constexpr uint64_t kMaxSteps = 1'000'000'000;
 constexpr uint64_t kMaxPatterns = 64;
 constexpr size_t kMaxPatternBytes = 256;
+constexpr uint64_t kMaxRetries = 1000;
+constexpr uint64_t kMaxKept = 1000;
 constexpr uint64_t kMaxDatasetTokens = uint64_t{1} << 48;
 constexpr int kMaxSources = 64;
 constexpr double kLeastWeight = 1e-6, kLargestWeight = 1e6;
@@ -260,6 +262,27 @@ absl::Status CheckSources(const v1::JobSpec& spec) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCheckpoints(const v1::JobSpec& spec) {
+  const v1::Checkpoint& checkpoint = spec.checkpoint();
+  SDP_RETURN_IF_ERROR(CheckCount("retries", spec.retries(), 0, kMaxRetries));
+  if (!spec.resume().empty() && spec.resume() != "auto") {
+    SDP_RETURN_IF_ERROR(CheckPath("resume", spec.resume()));
+  }
+  SDP_RETURN_IF_ERROR(CheckCount("checkpoint.every_steps",
+                                 checkpoint.every_steps(), 0, kMaxSteps));
+  SDP_RETURN_IF_ERROR(CheckNumber("checkpoint.every_minutes",
+                                  checkpoint.every_minutes(), 0, 1e6));
+  if (checkpoint.folder().empty()) {
+    if (checkpoint.every_steps() == 0 && checkpoint.every_minutes() == 0 &&
+        spec.resume() != "auto") {
+      return absl::OkStatus();
+    }
+    return Bad("checkpoint.folder", "", "missing", "set it");
+  }
+  SDP_RETURN_IF_ERROR(CheckPath("checkpoint.folder", checkpoint.folder()));
+  return CheckCount("checkpoint.keep", checkpoint.keep(), 1, kMaxKept);
+}
+
 absl::Status CheckDataset(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(CheckCount("dataset_sequences", spec.dataset_sequences(),
                                  1, kMaxDatasetTokens));
@@ -314,6 +337,7 @@ absl::Status CheckFields(const v1::JobSpec& spec) {
   SDP_RETURN_IF_ERROR(
       CheckNumber("epochs", spec.epochs(), 0, static_cast<double>(kMaxSteps)));
   SDP_RETURN_IF_ERROR(CheckEnums(spec));
+  SDP_RETURN_IF_ERROR(CheckCheckpoints(spec));
   SDP_RETURN_IF_ERROR(CheckTraining(spec));
   SDP_RETURN_IF_ERROR(CheckDataset(spec));
   SDP_RETURN_IF_ERROR(CheckEvaluation(spec));

@@ -171,6 +171,42 @@ absl::Status StepRecords::Append(const v1::Record& record) {
   return status;
 }
 
+absl::Status StepRecords::Truncate(uint64_t after_step) {
+  while (!kept_.empty() && kept_.back().record.step() > after_step) {
+    kept_.pop_back();
+  }
+  last_.reset();
+  broken_ = false;
+  absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDWR | O_NOFOLLOW);
+  if (absl::IsNotFound(fd.status())) return absl::OkStatus();
+  if (!fd.ok()) return fd.status();
+  SDP_ASSIGN_OR_RETURN(const uint64_t bytes,
+                       RegularFileBytes(fd->get(), file()));
+  // Up to the first line that goes, which may be half of one.
+  uint64_t keep = 0;
+  std::string piece(kPieceBytes, '\0');
+  for (bool all_stay = true; all_stay && keep < bytes;) {
+    const size_t got = std::min<uint64_t>(bytes - keep, piece.size());
+    SDP_RETURN_IF_ERROR(PreadFully(fd->get(), piece.data(), got, keep, file()));
+    absl::string_view rest(piece.data(), got);
+    all_stay = false;
+    while (true) {
+      const size_t end = rest.find('\n');
+      uint64_t step;
+      if (end == absl::string_view::npos) break;
+      all_stay = StepOf(rest.substr(0, end), step) && step <= after_step;
+      if (!all_stay) break;
+      keep += end + 1;
+      rest.remove_prefix(end + 1);
+    }
+  }
+  if (keep == bytes) return absl::OkStatus();
+  if (ftruncate(fd->get(), static_cast<off_t>(keep)) != 0) {
+    return ErrnoStatus(errno, absl::StrCat(file(), ": cut"));
+  }
+  return absl::OkStatus();
+}
+
 void StepRecords::Forget() {
   kept_.clear();
   received_ns_.clear();
@@ -205,6 +241,9 @@ bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
                                std::vector<v1::Record>& records) const {
   absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDONLY | O_NOFOLLOW);
   if (!fd.ok()) return false;
+  // Cut meanwhile: what comes after `after_step` is found from the start.
+  absl::StatusOr<uint64_t> bytes = RegularFileBytes(fd->get(), file());
+  if (bytes.ok() && cursor.offset_bytes > *bytes) cursor.offset_bytes = 0;
   std::string piece(kPieceBytes, '\0');
   ssize_t got = pread(fd->get(), piece.data(), piece.size(),
                       static_cast<off_t>(cursor.offset_bytes));

@@ -1,5 +1,5 @@
 // A job's records of steps and evaluations: all of them in metrics.jsonl of its
-// log folder, the last ones also in memory.
+// log folder, the last ones also in memory. Each once, in v1::Record's order.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,11 @@ class StepRecords {
   // Opens the file at the first record. An error leaves the record in memory
   // only, and is returned once.
   absl::Status Append(const v1::Record& record);
+  // Drops records of steps beyond this one and of evaluations from it on, in
+  // memory and in the file: the job goes on from there and makes them anew.
+  absl::Status Truncate(uint64_t after_step);
+  // All evaluations that are left.
+  std::vector<v1::EvalRecord> Evaluations() const;
   // Drops what is in memory but the last step; the file stays.
   void Forget();
 

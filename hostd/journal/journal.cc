@@ -35,6 +35,7 @@ CREATE TABLE job (
   ended_us INTEGER NOT NULL,
   step INTEGER NOT NULL,
   host_bytes INTEGER NOT NULL,
+  progress BLOB NOT NULL DEFAULT x'',
   UNIQUE (uid, client_id)
 );
 CREATE TABLE event (
@@ -60,6 +61,11 @@ CREATE TABLE drain (
   since_us INTEGER NOT NULL
 );
 )sql";
+
+// What makes version n + 1 of version n, from n = 1 on.
+constexpr const char* kUpgrades[] = {
+    "ALTER TABLE job ADD COLUMN progress BLOB NOT NULL DEFAULT x''",
+};
 
 absl::StatusOr<int64_t> Pragma(sqlite3* db, const char* sql) {
   Statement statement(db, sql);
@@ -162,7 +168,7 @@ absl::Status Journal::Prepare(const std::string& path) {
     return absl::FailedPreconditionError(
         "it is a database of another program; set another state_dir");
   }
-  if (version != kSchemaVersion) {
+  if (version < 1 || version > kSchemaVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
         "its schema is version ", version, ", this slidedpd knows version ",
         kSchemaVersion, "; run the slidedpd that wrote it, or move it away"));
@@ -171,6 +177,11 @@ absl::Status Journal::Prepare(const std::string& path) {
   SDP_ASSIGN_OR_RETURN(bool row, check.Step());
   if (!row || check.Text(0) != "ok") {
     return absl::DataLossError(absl::StrCat("it is damaged: ", check.Text(0)));
+  }
+  for (; version < kSchemaVersion; ++version) {
+    SDP_RETURN_IF_ERROR(Execute(kUpgrades[version - 1]));
+    SDP_RETURN_IF_ERROR(
+        Execute(absl::StrCat("PRAGMA user_version=", version + 1).c_str()));
   }
   return transaction.Commit();
 }
@@ -181,7 +192,7 @@ absl::StatusOr<uint64_t> Journal::Insert(const JobRow& row,
   SDP_RETURN_IF_ERROR(transaction.Begin());
   SDP_RETURN_IF_ERROR(
       Statement(db_,
-                "INSERT INTO job VALUES (NULL,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")
+                "INSERT INTO job VALUES (NULL,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)")
           .Bind(row.client_id)
           .Bind(int64_t{row.uid})
           .Bind(int64_t{row.gid})
@@ -196,6 +207,7 @@ absl::StatusOr<uint64_t> Journal::Insert(const JobRow& row,
           .Bind(row.ended_us)
           .Bind(static_cast<int64_t>(row.step))
           .Bind(static_cast<int64_t>(row.host_bytes))
+          .BindBytes(row.progress.SerializeAsString())
           .Run());
   auto id = static_cast<uint64_t>(sqlite3_last_insert_rowid(db_));
   SDP_RETURN_IF_ERROR(InsertEvent(db_, id, event));
@@ -210,7 +222,8 @@ absl::Status Journal::Update(const JobRow& row,
   SDP_RETURN_IF_ERROR(
       Statement(db_,
                 "UPDATE job SET state=?, reason=?, cancel_requested=?, "
-                "started_us=?, ended_us=?, step=?, host_bytes=? WHERE id=?")
+                "started_us=?, ended_us=?, step=?, host_bytes=?, progress=? "
+                "WHERE id=?")
           .Bind(int64_t{row.state})
           .Bind(row.reason)
           .Bind(int64_t{row.cancel_requested})
@@ -218,6 +231,7 @@ absl::Status Journal::Update(const JobRow& row,
           .Bind(row.ended_us)
           .Bind(static_cast<int64_t>(row.step))
           .Bind(static_cast<int64_t>(row.host_bytes))
+          .BindBytes(row.progress.SerializeAsString())
           .Bind(static_cast<int64_t>(row.id))
           .Run());
   if (sqlite3_changes(db_) != 1) {
@@ -240,7 +254,8 @@ absl::StatusOr<std::vector<JobRow>> Journal::Jobs() {
   Statement select(db_,
                    "SELECT id, client_id, uid, gid, groups, user, spec, state, "
                    "reason, cancel_requested, submitted_us, started_us, "
-                   "ended_us, step, host_bytes FROM job ORDER BY id");
+                   "ended_us, step, host_bytes, progress FROM job "
+                   "ORDER BY id");
   std::vector<JobRow> rows;
   while (true) {
     SDP_ASSIGN_OR_RETURN(bool more, select.Step());
@@ -254,7 +269,8 @@ absl::StatusOr<std::vector<JobRow>> Journal::Jobs() {
     row.user = select.Text(5);
     int64_t state = select.Int(7);
     if (!row.spec.ParseFromString(select.Text(6)) || state < 1 ||
-        !v1::JobState_IsValid(static_cast<int>(state))) {
+        !v1::JobState_IsValid(static_cast<int>(state)) ||
+        !row.progress.ParseFromString(select.Text(15))) {
       return absl::DataLossError(
           absl::StrCat("job journal: job ", row.id, " can't be read"));
     }

@@ -32,6 +32,7 @@ struct JobRow {
   int64_t ended_us = 0;
   uint64_t step = 0;
   uint64_t host_bytes = 0;
+  v1::JobProgress progress;
 };
 
 // A process that the daemon started, told from a later one with the same pid
@@ -54,9 +55,10 @@ struct DrainRow {
 // One thread at a time. Holds an exclusive lock on the file while open.
 class Journal {
  public:
-  static constexpr int kSchemaVersion = 1;
+  static constexpr int kSchemaVersion = 2;
 
-  // Creates the file (0600) where there is none. A newer schema, a file of
+  // Creates the file (0600) where there is none; brings an older one up to date.
+  // A newer schema, a file of
   // another program, a damaged file or one that another daemon holds is an
   // error that says so.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& path);

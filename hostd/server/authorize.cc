@@ -15,6 +15,7 @@ absl::Status Authorize(const Identity& identity, Verb verb,
     case Verb::kGet:
     case Verb::kLogs:
     case Verb::kCancel:
+    case Verb::kCheckpoint:
       if (is_owner || (owner && identity.is_admin)) return absl::OkStatus();
       return absl::PermissionDeniedError(
           absl::StrCat("it is another user's job, and ", identity.user,

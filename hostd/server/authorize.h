@@ -16,6 +16,7 @@ enum class Verb {
   kGet,   // one job, all of it; Watch too
   kLogs,
   kCancel,
+  kCheckpoint,
   kJoin,   // a worker's session and attach connection
   kDrain,  // and undrain
 };

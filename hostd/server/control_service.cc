@@ -113,6 +113,14 @@ grpc::ServerUnaryReactor* ControlService::Cancel(
                 [this, request] { return core_.Cancel(identity_, *request); });
 }
 
+grpc::ServerUnaryReactor* ControlService::Checkpoint(
+    grpc::CallbackServerContext* context, const v1::CheckpointRequest* request,
+    v1::CheckpointReply* reply) {
+  return OnLoop(context, reply, [this, request] {
+    return core_.Checkpoint(identity_, *request);
+  });
+}
+
 grpc::ServerUnaryReactor* ControlService::Drain(
     grpc::CallbackServerContext* context, const v1::DrainRequest* request,
     v1::DrainReply* reply) {

@@ -26,6 +26,8 @@ def pytest_addoption(parser):
                      help="what jobs compute on; cuda also runs cuda_test.py")
     parser.addoption("--kills", type=int, default=100,
                      help="how often the kill tests kill")
+    parser.addoption("--resume-kills", type=int, default=6,
+                     help="how often the checkpoint tests kill; 50 is thorough")
 
 
 @pytest.fixture(scope="session")

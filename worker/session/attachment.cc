@@ -171,6 +171,15 @@ absl::Status Attachment::PassFiles(v1::FilesMessage::Kind kind,
   return absl::OkStatus();
 }
 
+absl::Status Attachment::PassNone(v1::FilesMessage::Kind kind,
+                                  const std::string& error) {
+  v1::FilesMessage message;
+  message.set_kind(kind);
+  message.set_error(error);
+  message.set_last(true);
+  return shm::SendMessage(socket_.get(), message.SerializeAsString(), {});
+}
+
 absl::StatusOr<std::vector<std::string>> Attachment::AwaitFiles() {
   SDP_ASSIGN_OR_RETURN(shm::Message message,
                        shm::ReceiveMessage(socket_.get(), kFilesTimeoutNs));

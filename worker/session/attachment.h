@@ -38,6 +38,8 @@ class Attachment {
   absl::Status PassFiles(v1::FilesMessage::Kind kind,
                          const std::vector<std::string>& names,
                          const std::vector<int>& fds);
+  // Says that there are none, or why there are none.
+  absl::Status PassNone(v1::FilesMessage::Kind kind, const std::string& error);
   // Waits until the daemon has done so; its warnings come back.
   absl::StatusOr<std::vector<std::string>> AwaitFiles();
 

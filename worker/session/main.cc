@@ -92,6 +92,8 @@ int Main(int argc, char** argv) {
   }
   // A daemon that leaves shows as an error of the call, not as a signal.
   std::signal(SIGPIPE, SIG_IGN);
+  // A file beyond its limit is an error of its write.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Before gRPC or the device has a thread.
   std::optional<Sweeper> sweeper;
   if (config.rank == 0) {

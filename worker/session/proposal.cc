@@ -95,6 +95,9 @@ absl::StatusOr<Proposal> ReadProposal(const v1::Propose& propose, uint32_t rank,
                                       device::Kind device) {
   Proposal proposal;
   proposal.spec = propose.spec();
+  proposal.resume = propose.resume();
+  proposal.attempt = propose.attempt();
+  proposal.output_may_be_there = propose.output_may_be_there();
   if (proposal.spec.version() != 1) {
     return Refused(absl::StrCat("job spec version ", proposal.spec.version(),
                                 " is not known here"));

@@ -16,6 +16,10 @@ struct Proposal {
   model::ModelConfig config;
   model::StateLayout layout;
   policy::Plan plan;
+  // v1::Propose's.
+  std::string resume;
+  uint32_t attempt = 0;
+  bool output_may_be_there = false;
 
   data::BatchShape batch_shape() const;
 };

@@ -66,7 +66,7 @@ void Session::Run() {
         status = OnAttach(message.attach());
         break;
       case v1::DaemonMessage::kStart:
-        status = OnStart();
+        status = OnStart(message.start().first_step());
         break;
       case v1::DaemonMessage::kOpenOutput:
         status = OnOpenOutput();
@@ -140,8 +140,17 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
   // What ranks do together comes while none of them waits for that.
   // Without an output there is nothing that random weights need files for.
   const bool has_files = !proposal_->spec.has_random_weights_seed() ||
-                         !proposal_->spec.output().empty();
-  if (config_.rank == 0 && has_files) SDP_RETURN_IF_ERROR(PassSource());
+                         !proposal_->spec.output().empty() ||
+                         !proposal_->resume.empty();
+  if (config_.rank == 0) {
+    SDP_ASSIGN_OR_RETURN(const bool done, OutputIsThere());
+    if (done) return absl::OkStatus();
+    const std::string& folder = proposal_->spec.checkpoint().folder();
+    if (proposal_->resume.empty() && !folder.empty()) {
+      SDP_RETURN_IF_ERROR(checkpoint::CheckNoneIn(folder));
+    }
+    if (has_files) SDP_RETURN_IF_ERROR(PassSource());
+  }
   SDP_RETURN_IF_ERROR(OpenData());
   SDP_RETURN_IF_ERROR(OpenEvalDataset());
   SDP_RETURN_IF_ERROR(OpenScalarLog());
@@ -155,39 +164,11 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
   SDP_RETURN_IF_ERROR(BuildTrainer());
   SDP_RETURN_IF_ERROR(CheckDeviceMemory());
   if (source_.has_value()) SDP_RETURN_IF_ERROR(AwaitSource());
+  MakeCheckpoints();
   v1::WorkerMessage message;
   message.mutable_ready()->set_dataset_sequences(data_->sequences());
   message.mutable_ready()->set_device_bytes(trainer_->device_bytes());
   Send(message);
-  return absl::OkStatus();
-}
-
-absl::Status Session::PassSource() {
-  const std::string& folder = proposal_->spec.model();
-  if (proposal_->spec.has_random_weights_seed()) {
-    SDP_ASSIGN_OR_RETURN(source_, model::BlankSource(proposal_->layout));
-  } else {
-    SDP_ASSIGN_OR_RETURN(source_, model::OpenModelFolder(folder));
-  }
-  SDP_RETURN_IF_ERROR(model::ValidateSource(proposal_->layout, *source_));
-  std::vector<std::string> names;
-  std::vector<int> fds;
-  for (const model::SourceFile& file : source_->files()) {
-    names.push_back(file.name);
-    fds.push_back(file.fd.get());
-  }
-  return attachment_->PassFiles(v1::FilesMessage::SOURCE, names, fds);
-}
-
-absl::Status Session::AwaitSource() {
-  absl::StatusOr<std::vector<std::string>> warnings = attachment_->AwaitFiles();
-  if (!warnings.ok()) {
-    return Annotate(warnings.status(),
-                    absl::StrCat("load ", proposal_->spec.model()));
-  }
-  for (const std::string& warning : *warnings) {
-    spdlog::warn("job {}: {}", config_.job, warning);
-  }
   return absl::OkStatus();
 }
 
@@ -249,9 +230,10 @@ absl::Status Session::BuildTrainer() {
   return absl::OkStatus();
 }
 
-absl::Status Session::OnStart() {
-  if (trainer_ == nullptr) return Unexpected("Start");
-  SDP_RETURN_IF_ERROR(trainer_->Run(0, proposal_->spec.steps()));
+absl::Status Session::OnStart(uint64_t first_step) {
+  const uint64_t steps = proposal_->spec.steps();
+  if (trainer_ == nullptr || first_step > steps) return Unexpected("Start");
+  SDP_RETURN_IF_ERROR(trainer_->Run(first_step, steps - first_step));
   SendTrace();
   // Everything that this rank will ever hold is there now.
   v1::WorkerMessage last;
@@ -272,7 +254,7 @@ absl::Status Session::OnOpenOutput() {
   const v1::JobSpec& spec = proposal_->spec;
   const std::string tag = absl::StrCat("job-", config_.job);
   SDP_ASSIGN_OR_RETURN(std::string temporary,
-                       model::TemporaryOutputFolder(spec.output(), tag));
+                       model::TemporaryFolder::PathOf(spec.output(), tag));
   SDP_RETURN_IF_ERROR(sweeper_->Watch(temporary));
   absl::StatusOr<std::unique_ptr<model::OutputFolder>> output =
       model::OutputFolder::Create(spec.output(), spec.model(), *source_,
@@ -350,6 +332,9 @@ void Session::OnDaemonMessage(const v1::DaemonMessage& message) {
   if (message.has_record()) {
     if (scalar_log_ != nullptr) scalar_log_->Add(message.record());
     return;
+  }
+  if (Checkpoints::Takes(message) && checkpoints_ != nullptr) {
+    return checkpoints_->Post(message);
   }
   if (message.has_leave()) leaving_ = true;
   messages_.push_back(message);

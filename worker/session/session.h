@@ -1,13 +1,14 @@
 // One rank's life, as proto/control.proto tells it: join, accept a plan,
 // attach, load, train, write the output, leave.
 //
-// Four threads. The main thread does the work, message by message. The control
-// thread reads the daemon's stream: an abort or the stream's end ends the
-// process from there, at once, whatever the main thread is in the middle of.
-// The watch thread looks at the abort word, stores the heartbeat word and sends
-// heartbeats. On a GPU, the device thread watches collectives and memory. The
-// first of them that finds a reason to end decides the exit
-// code; nothing that the daemon owns needs a clean end of ours.
+// Four threads, and on rank 0 that of its Checkpoints. The main thread does the
+// work, message by message. The control thread reads the daemon's stream: an
+// abort or the stream's end ends the process from there, at once, whatever the
+// main thread is in the middle of. The watch thread looks at the abort word,
+// stores the heartbeat word and sends heartbeats. On a GPU, the device thread
+// watches collectives and memory. The first of them that finds a reason to end
+// decides the exit code; nothing that the daemon owns needs a clean end of
+// ours.
 #pragma once
 
 #include <condition_variable>
@@ -30,9 +31,11 @@
 #include "worker/data/mixture.h"
 #include "worker/ops/ops.h"
 #include "worker/session/attachment.h"
+#include "worker/session/checkpoints.h"
 #include "worker/session/config.h"
 #include "worker/session/control_stream.h"
 #include "worker/session/proposal.h"
+#include "worker/session/resume.h"
 #include "worker/session/scalar_log.h"
 #include "worker/session/step_tracer.h"
 #include "worker/session/sweeper.h"
@@ -58,7 +61,7 @@ class Session {
   // Main thread, one per message.
   absl::Status OnPropose(const v1::Propose& propose);
   absl::Status OnAttach(const v1::Attach& attach);
-  absl::Status OnStart();
+  absl::Status OnStart(uint64_t first_step);
   absl::Status OnOpenOutput();
   absl::Status OnCommitOutput();
 
@@ -66,7 +69,9 @@ class Session {
   bool on_gpu() const { return device_->kind() == device::Kind::kCuda; }
 
   // Steps of OnAttach.
-  absl::Status PassSource();
+  // An earlier attempt has put the output in place: the daemon is told.
+  absl::StatusOr<bool> OutputIsThere();
+  absl::Status PassSource();  // and what to go on from
   absl::Status OpenData();
   absl::Status OpenEvalDataset();
   absl::Status OpenScalarLog();
@@ -76,6 +81,7 @@ class Session {
   absl::Status BuildTrainer();
   absl::Status CheckDeviceMemory();
   absl::Status AwaitSource();
+  void MakeCheckpoints();
 
   step::EvaluationInputs EvaluationInputs();
   // Main thread, while it trains: waits for the daemon's verdict.
@@ -106,6 +112,7 @@ class Session {
   std::optional<Proposal> proposal_;
   std::optional<Attachment> attachment_;
   std::optional<model::TensorSource> source_;  // rank 0
+  std::optional<Resume> resume_;               // rank 0
   std::optional<data::Mixture> data_;
   std::optional<data::Dataset> eval_dataset_;
   std::unique_ptr<device::Device> device_;
@@ -132,6 +139,7 @@ class Session {
   const shm::Mapping* versions_ = nullptr;
   const shm::Mapping* reports_ = nullptr;
   const step::Trainer* watched_trainer_ = nullptr;
+  std::unique_ptr<Checkpoints> checkpoints_;  // rank 0; set before Ready
   uint64_t device_peak_bytes_ = 0;
 
   std::unique_ptr<ControlStream> stream_;

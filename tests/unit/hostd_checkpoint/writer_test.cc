@@ -118,7 +118,7 @@ TEST_F(WriterTest, UnitsAreSavedOnceEachInTheOrderOfTheirUpdates) {
     }
     checkpoint::Manifest manifest;
     manifest.step = threads;
-    manifest.layout_hash = layout_.hash;
+    manifest.layout_hash = checkpoint::PlanesHash(layout_);
     manifest.sampler = Sampler();
     for (size_t i = 0; i < files_.size(); ++i) {
       manifest.files.push_back({files_[i].name, files_[i].bytes, (*crcs)[i]});
