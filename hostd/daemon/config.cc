@@ -97,7 +97,7 @@ const std::vector<Entry>& Entries() {
        Count(&Config::manual_join_timeout_s, 1, 30 * kDay)},
       {{"kill_timeout_s", "from a job's abort to SIGKILL"},
        Count(&Config::kill_timeout_s, 1, 3600)},
-      {{"stop_timeout_s", "for all jobs to be gone after SIGTERM"},
+      {{"stop_timeout_s", "for all jobs to be saved and gone after SIGTERM"},
        Count(&Config::stop_timeout_s, 1, 3600)},
       {{"max_connections_per_user", "open connections of one user"},
        Count(&Config::max_connections_per_user, 4, 100'000)},

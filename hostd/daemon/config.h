@@ -45,7 +45,7 @@ struct Config {
   // From the abort of a job to SIGKILL for what is left of its workers.
   uint64_t kill_timeout_s = 8;
   // For all jobs to be gone after SIGTERM.
-  uint64_t stop_timeout_s = 30;
+  uint64_t stop_timeout_s = 300;
   // Open connections of one user.
   uint64_t max_connections_per_user = 64;
   // Members may connect; empty: everybody.

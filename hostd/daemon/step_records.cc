@@ -182,20 +182,18 @@ absl::Status StepRecords::Truncate(uint64_t after_step) {
   if (!fd.ok()) return fd.status();
   SDP_ASSIGN_OR_RETURN(const uint64_t bytes,
                        RegularFileBytes(fd->get(), file()));
-  // Up to the first line that goes, which may be half of one.
+  // Up to the first record that goes, or half a line at the end.
   uint64_t keep = 0;
   std::string piece(kPieceBytes, '\0');
-  for (bool all_stay = true; all_stay && keep < bytes;) {
+  for (bool more = true; more && keep < bytes;) {
     const size_t got = std::min<uint64_t>(bytes - keep, piece.size());
     SDP_RETURN_IF_ERROR(PreadFully(fd->get(), piece.data(), got, keep, file()));
     absl::string_view rest(piece.data(), got);
-    all_stay = false;
-    while (true) {
-      const size_t end = rest.find('\n');
+    more = false;
+    for (size_t end; (end = rest.find('\n')) != absl::string_view::npos;) {
       uint64_t step;
-      if (end == absl::string_view::npos) break;
-      all_stay = StepOf(rest.substr(0, end), step) && step <= after_step;
-      if (!all_stay) break;
+      more = !StepOf(rest.substr(0, end), step) || step <= after_step;
+      if (!more) break;
       keep += end + 1;
       rest.remove_prefix(end + 1);
     }

@@ -31,6 +31,7 @@ TEST(AuthorizeTest, TableOfVerbsAndRoles) {
       {Verb::kGet, true, true, false, true, true},
       {Verb::kLogs, true, true, false, true, true},
       {Verb::kCancel, true, true, false, true, true},
+      {Verb::kCheckpoint, true, true, false, true, true},
       {Verb::kJoin, true, true, false, false, false},
       {Verb::kDrain, false, false, false, true, true},
   };

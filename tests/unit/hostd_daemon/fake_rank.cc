@@ -143,16 +143,24 @@ v1::AttachReply FakeAttachment::Receive() {
   return reply;
 }
 
-v1::FilesReply FakeAttachment::Pass(v1::FilesMessage::Kind kind,
-                                    const std::vector<std::string>& names,
-                                    const std::vector<int>& fds) {
+void FakeAttachment::Send(v1::FilesMessage::Kind kind,
+                          const std::vector<std::string>& names,
+                          const std::vector<int>& fds,
+                          const std::string& error) {
   v1::FilesMessage message;
   message.set_kind(kind);
+  message.set_error(error);
   for (const std::string& name : names) message.add_names(name);
   message.set_last(true);
   absl::Status sent =
       shm::SendMessage(socket_.get(), message.SerializeAsString(), fds);
   SDP_CHECK(sent.ok(), sent.ToString());
+}
+
+v1::FilesReply FakeAttachment::Pass(v1::FilesMessage::Kind kind,
+                                    const std::vector<std::string>& names,
+                                    const std::vector<int>& fds) {
+  Send(kind, names, fds);
   auto answer = shm::ReceiveMessage(socket_.get(), kPatienceNs);
   v1::FilesReply reply;
   if (!answer.ok()) {

@@ -109,7 +109,10 @@ class FakeAttachment {
                  const v1::AttachRequest& request);
   // The reply; maps the segments if there are any.
   v1::AttachReply Receive();
-  // Passes descriptors of the files; the daemon's answer.
+  // Passes descriptors of the files, or an error instead.
+  void Send(v1::FilesMessage::Kind kind, const std::vector<std::string>& names,
+            const std::vector<int>& fds, const std::string& error = "");
+  // The same; the daemon's answer.
   v1::FilesReply Pass(v1::FilesMessage::Kind kind,
                       const std::vector<std::string>& names,
                       const std::vector<int>& fds);

@@ -15,12 +15,23 @@ constexpr v1::JobState kStates[] = {
 
 TEST(JobStateTest, TableOfTransitions) {
   const std::set<std::pair<v1::JobState, v1::JobState>> allowed = {
-      {v1::PENDING, v1::CONFIGURING}, {v1::CONFIGURING, v1::RUNNING},
-      {v1::RUNNING, v1::COMPLETING},  {v1::COMPLETING, v1::COMPLETED},
-      {v1::PENDING, v1::FAILED},      {v1::PENDING, v1::CANCELLED},
-      {v1::CONFIGURING, v1::FAILED},  {v1::CONFIGURING, v1::CANCELLED},
-      {v1::RUNNING, v1::FAILED},      {v1::RUNNING, v1::CANCELLED},
-      {v1::COMPLETING, v1::FAILED},   {v1::COMPLETING, v1::CANCELLED}};
+      {v1::PENDING, v1::CONFIGURING},
+      {v1::CONFIGURING, v1::RUNNING},
+      {v1::RUNNING, v1::COMPLETING},
+      {v1::COMPLETING, v1::COMPLETED},
+      {v1::PENDING, v1::FAILED},
+      {v1::PENDING, v1::CANCELLED},
+      {v1::CONFIGURING, v1::FAILED},
+      {v1::CONFIGURING, v1::CANCELLED},
+      {v1::RUNNING, v1::FAILED},
+      {v1::RUNNING, v1::CANCELLED},
+      {v1::COMPLETING, v1::FAILED},
+      {v1::COMPLETING, v1::CANCELLED},
+      // For another attempt, which may find the output in place.
+      {v1::CONFIGURING, v1::PENDING},
+      {v1::RUNNING, v1::PENDING},
+      {v1::COMPLETING, v1::PENDING},
+      {v1::CONFIGURING, v1::COMPLETING}};
   for (v1::JobState from : kStates) {
     for (v1::JobState to : kStates) {
       EXPECT_EQ(MayFollow(from, to), allowed.contains({from, to}))

@@ -150,6 +150,29 @@ TEST_F(JournalTest, UpdateOfAnUnknownJobChangesNothing) {
   EXPECT_EQ(journal->Events(5)->size(), 0);
 }
 
+TEST_F(JournalTest, OlderSchemaIsBroughtUpToDate) {
+  JobRow row = SampleRow("a");
+  {
+    ASSERT_OK_AND_ASSIGN(auto journal, Journal::Open(path()));
+    ASSERT_OK_AND_ASSIGN(row.id, journal->Insert(row, Event(v1::PENDING, "s")));
+  }
+  ExecuteRaw(path(), "ALTER TABLE job DROP COLUMN progress");
+  ExecuteRaw(path(), "PRAGMA user_version=1");
+  {
+    ASSERT_OK_AND_ASSIGN(auto journal, Journal::Open(path()));
+    ASSERT_OK_AND_ASSIGN(std::vector<JobRow> rows, journal->Jobs());
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0].progress.attempts(), 0u);
+    rows[0].progress.set_attempts(3);
+    rows[0].progress.set_checkpoint_path("/c/step-00000010");
+    ASSERT_OK(journal->Update(rows[0], {}));
+  }
+  ASSERT_OK_AND_ASSIGN(auto journal, Journal::Open(path()));
+  ASSERT_OK_AND_ASSIGN(std::vector<JobRow> rows, journal->Jobs());
+  EXPECT_EQ(rows[0].progress.attempts(), 3u);
+  EXPECT_EQ(rows[0].progress.checkpoint_path(), "/c/step-00000010");
+}
+
 TEST_F(JournalTest, NewerSchemaIsRefusedWithBothVersions) {
   ASSERT_OK(Journal::Open(path()));
   ExecuteRaw(path(), "PRAGMA user_version=7");

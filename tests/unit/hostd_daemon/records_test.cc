@@ -1,4 +1,5 @@
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -169,6 +170,52 @@ TEST(StepRecordsTest, DamagedLinesArePassedOver) {
   StepRecords records(folder.path());
   EXPECT_THAT(ReadAll(records, 0, 10), ElementsAre(1, 3));
   EXPECT_EQ(records.Last()->step(), 3);
+}
+
+TEST(StepRecordsTest, TruncatedRecordsAreMadeAnew) {
+  TempFolder folder;
+  const uint64_t count = StepRecords::kInMemory + 100;
+  for (uint64_t keep :
+       {uint64_t{0}, uint64_t{1}, uint64_t{50}, count - 1, count, count + 7}) {
+    std::filesystem::remove(folder.Sub("metrics.jsonl"));
+    StepRecords records(folder.path());
+    EXPECT_OK(records.Truncate(keep));  // nothing is there yet
+    for (uint64_t step = 1; step <= count; ++step) {
+      ASSERT_OK(records.Append(Record(step)));
+    }
+    // One has read all, one a part.
+    StepRecords::Cursor behind{0, 0};
+    EXPECT_THAT(Steps(records.Next(behind, 1)), ElementsAre(1));
+    ASSERT_OK(records.Truncate(keep));
+    const uint64_t left = std::min(keep, count);
+    EXPECT_EQ(ReadAll(records, 0, 1000).size(), left);
+    for (uint64_t step = left + 1; step <= left + 3; ++step) {
+      ASSERT_OK(records.Append(Record(step)));
+    }
+    EXPECT_EQ(ReadAll(records, 0, 1000).size(), left + 3);
+    EXPECT_EQ(records.Last()->step(), left + 3);
+    StepRecords later(folder.path());
+    EXPECT_EQ(ReadAll(later, 0, 1000).size(), left + 3);
+    uint64_t expected = 2;
+    while (true) {
+      const std::vector<uint64_t> steps = Steps(records.Next(behind, 1000));
+      if (steps.empty()) break;
+      for (uint64_t step : steps) EXPECT_EQ(step, expected++);
+    }
+    EXPECT_EQ(expected, left + 4);
+  }
+}
+
+TEST(StepRecordsTest, TruncationLeavesDamagedLinesAndDropsHalfOfOne) {
+  TempFolder folder;
+  const std::string good =
+      ToJsonLine(Record(1)) + "\nnonsense\n" + ToJsonLine(Record(3)) + "\n";
+  folder.Write("metrics.jsonl", good + ToJsonLine(Record(4)).substr(0, 40));
+  StepRecords records(folder.path());
+  ASSERT_OK(records.Truncate(9));
+  EXPECT_EQ(testing::ReadWhole(folder.Sub("metrics.jsonl")), good);
+  ASSERT_OK(records.Truncate(2));
+  EXPECT_THAT(ReadAll(records, 0, 10), ElementsAre(1));
 }
 
 TEST(StepRecordsTest, ErrorIsToldOnceAndMemoryGoesOn) {
