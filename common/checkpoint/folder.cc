@@ -61,29 +61,13 @@ absl::Status RemoveUnlocked(const std::string& path, DiskCalls& calls) {
   return model::RemovePlainFolder(path, fd->get(), calls);
 }
 
-absl::StatusOr<uint32_t> ChecksumOf(
-    int fd, uint64_t file_bytes, const std::string& name,
-    const std::function<void(uint64_t)>& progress) {
-  std::string piece(std::min(file_bytes, kPieceBytes), '\0');
-  uint32_t crc = 0;
-  for (uint64_t at = 0; at < file_bytes;) {
-    const size_t bytes = std::min<uint64_t>(file_bytes - at, piece.size());
-    SDP_RETURN_IF_ERROR(PreadFully(fd, piece.data(), bytes, at, name));
-    crc = Crc32c(crc, piece.data(), bytes);
-    at += bytes;
-    if (progress) progress(bytes);
-  }
-  return crc;
-}
-
 absl::StatusOr<FileEntry> EntryOf(const std::string& path,
                                   const std::string& name) {
   SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW));
   FileEntry entry;
   entry.name = name;
   SDP_ASSIGN_OR_RETURN(entry.bytes, RegularFileBytes(fd.get(), path));
-  SDP_ASSIGN_OR_RETURN(entry.crc32c,
-                       ChecksumOf(fd.get(), entry.bytes, path, {}));
+  SDP_ASSIGN_OR_RETURN(entry.crc32c, ChecksumOf(fd.get(), entry.bytes, path));
   return entry;
 }
 
@@ -258,6 +242,21 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& path) {
         "; the file is damaged, take another checkpoint"));
   }
   return manifest;
+}
+
+absl::StatusOr<uint32_t> ChecksumOf(
+    int fd, uint64_t file_bytes, absl::string_view name,
+    const std::function<void(uint64_t)>& progress) {
+  std::string piece(std::min(file_bytes, kPieceBytes), '\0');
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < file_bytes;) {
+    const size_t bytes = std::min<uint64_t>(file_bytes - at, piece.size());
+    SDP_RETURN_IF_ERROR(PreadFully(fd, piece.data(), bytes, at, name));
+    crc = Crc32c(crc, piece.data(), bytes);
+    at += bytes;
+    if (progress) progress(bytes);
+  }
+  return crc;
 }
 
 absl::Status CheckChecksum(const std::string& path, const FileEntry& entry,

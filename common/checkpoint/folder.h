@@ -85,8 +85,14 @@ absl::StatusOr<std::vector<std::string>> SetAside(
 // size. Checksums are for whoever reads the bytes.
 absl::StatusOr<Manifest> ReadManifest(const std::string& path);
 
+// CRC-32C of a file's first bytes, all of them there. `progress`, if given,
+// gets each piece's size.
+absl::StatusOr<uint32_t> ChecksumOf(
+    int fd, uint64_t file_bytes, absl::string_view name,
+    const std::function<void(uint64_t)>& progress = {});
+
 // Reads a checkpoint's file to its end; DataLoss names the file if the bytes
-// are not those of the entry. `progress`, if given, gets each piece's size.
+// are not those of the entry.
 absl::Status CheckChecksum(const std::string& path, const FileEntry& entry,
                            const std::function<void(uint64_t)>& progress = {});
 

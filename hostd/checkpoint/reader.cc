@@ -13,6 +13,7 @@
 #include "common/base/crc32c.h"
 #include "common/base/status.h"
 #include "common/checkpoint/files.h"
+#include "common/checkpoint/folder.h"
 #include "common/model/source.h"
 #include "hostd/checkpoint/file_pieces.h"
 #include "hostd/store/pieces.h"
@@ -109,13 +110,43 @@ absl::StatusOr<Opened> Open(NamedFiles files,
   return opened;
 }
 
+// Bytes that are not what the manifest says. Read when a file can't be
+// understood: that it is damaged is then the better thing to say.
+absl::Status FindDamaged(const Manifest& manifest, const NamedFiles& files) {
+  for (const auto& [name, fd] : files) {
+    const FileEntry* entry = manifest.Find(name);
+    if (entry == nullptr) return Damaged(name, "not in the manifest");
+    SDP_ASSIGN_OR_RETURN(const uint64_t bytes,
+                         RegularFileBytes(fd.get(), name));
+    if (bytes != entry->bytes) {
+      return Damaged(name,
+                     absl::StrCat("has ", bytes, " bytes, not ", entry->bytes));
+    }
+    SDP_ASSIGN_OR_RETURN(const uint32_t crc,
+                         checkpoint::ChecksumOf(fd.get(), bytes, name));
+    if (crc == entry->crc32c) continue;
+    return Damaged(name,
+                   absl::StrFormat("checksum %08x, the manifest says %08x", crc,
+                                   entry->crc32c));
+  }
+  return absl::OkStatus();
+}
+
+NamedFiles Duplicate(const NamedFiles& files) {
+  NamedFiles copies;
+  for (const auto& [name, fd] : files) {
+    copies.emplace_back(name, UniqueFd(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0)));
+  }
+  return copies;
+}
+
 absl::Status CheckEntries(const Manifest& manifest, const Opened& opened,
                           const std::vector<uint32_t>& crcs) {
   for (size_t i = 0; i < opened.files.size(); ++i) {
     const checkpoint::File& file = opened.files[i];
     const FileEntry* entry = manifest.Find(file.name);
     if (entry == nullptr) return Damaged(file.name, "not in the manifest");
-    if (entry->crc32c == crcs[i]) continue;
+    if (entry->crc32c == crcs[i] && entry->bytes == file.bytes) continue;
     return Damaged(file.name,
                    absl::StrFormat("checksum %08x, the manifest says %08x",
                                    crcs[i], entry->crc32c));
@@ -144,12 +175,8 @@ absl::Status CheckValues(const HostState& state, int threads,
             state.planes(placed.unit, placed.tensor->offset + first, count);
         bool good = true;
         for (uint64_t i = 0; i < count; ++i) {
-          const float x = JoinFloat(p.hi[i], p.lo[i]);
-          bf16 hi;
-          int16_t lo;
-          SplitFloat(x, hi, lo);
-          good &= Splittable(x) && hi == p.hi[i] && lo == p.lo[i] &&
-                  Finite(p.m[i]) && Finite(p.v[i]) && p.v[i] >= 0;
+          good &= IsSplit(p.hi[i], p.lo[i]) && Finite(p.m[i]) &&
+                  Finite(p.v[i]) && p.v[i] >= 0;
         }
         return good ? absl::OkStatus()
                     : Damaged(checkpoint::StateFileName(placed.unit),
@@ -168,7 +195,13 @@ absl::StatusOr<Manifest> LoadCheckpoint(NamedFiles files, const ResumeJob& job,
   SDP_RETURN_IF_ERROR(checkpoint::CheckFits(manifest, checkpoint::kManifestFile,
                                             checkpoint::PlanesHash(layout), job.sampler,
                                             job.steps));
-  SDP_ASSIGN_OR_RETURN(const Opened opened, Open(std::move(files), layout));
+  const NamedFiles copies = Duplicate(files);
+  const absl::StatusOr<Opened> understood = Open(std::move(files), layout);
+  if (!understood.ok()) {
+    SDP_RETURN_IF_ERROR(FindDamaged(manifest, copies));
+    return understood.status();
+  }
+  const Opened& opened = *understood;
   std::vector<int> order(layout.units.size());
   std::iota(order.begin(), order.end(), 0);
   FilePieces pieces(opened.files, order);

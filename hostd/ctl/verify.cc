@@ -47,13 +47,8 @@ absl::StatusOr<std::string> FirstBadValue(const OpenCheckpoint& open, int unit,
     SDP_RETURN_IF_ERROR(
         open.ReadState(Plane::kV, unit, tensor, first, count, v.data()));
     for (uint64_t i = 0; i < count; ++i) {
-      const float x = hostd::JoinFloat(hi[i], lo[i]);
-      bf16 upper;
-      int16_t lower;
-      hostd::SplitFloat(x, upper, lower);
-      const char* bad = !hostd::Splittable(x) ? "the weight is not finite"
-                        : upper != hi[i] || lower != lo[i]
-                            ? "the weight's halves do not belong together"
+      const char* bad = !hostd::IsSplit(hi[i], lo[i])
+                            ? "no weight that training leaves"
                         : !Finite(m[i]) ? "m is not finite"
                         : !Finite(v[i]) ? "v is not finite"
                         : v[i] < 0      ? "v is negative"

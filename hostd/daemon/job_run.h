@@ -300,6 +300,8 @@ class JobRun {
   // Expires with the run: tasks of other threads that come too late are
   // dropped. Locked on the loop thread only.
   std::shared_ptr<JobRun*> self_;
+  // Null: the job has none. Its thread uses what is above.
+  std::unique_ptr<RunCheckpoints> checkpoints_;
   TaskThread thread_;  // last: ends first
 };
 

@@ -26,4 +26,13 @@ inline bool Splittable(float x) {
   return magnitude + 0x8000u < 0x7f800000u;
 }
 
+// Whether these are the halves of a value that may enter the planes.
+inline bool IsSplit(bf16 hi, int16_t lo) {
+  const float x = JoinFloat(hi, lo);
+  bf16 upper;
+  int16_t lower;
+  SplitFloat(x, upper, lower);
+  return Splittable(x) && upper == hi && lower == lo;
+}
+
 }  // namespace slidedp::hostd

@@ -94,7 +94,9 @@ class FailPointsTest : public StateTest {
   }
   void ExpectNextSucceeds(const std::string& where) {
     const bool made = std::filesystem::exists(PathOf(30));
-    if (!made) ASSERT_OK(Save(30)) << where;
+    if (!made) {
+      ASSERT_OK(Save(30)) << where;
+    }
     ASSERT_OK(checkpoint::Prune(Checkpoints(), 2));
     std::set<std::string> names;
     for (const auto& entry :
