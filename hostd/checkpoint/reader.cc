@@ -189,12 +189,13 @@ absl::Status CheckValues(const HostState& state, int threads,
 
 absl::StatusOr<Manifest> LoadCheckpoint(NamedFiles files, const ResumeJob& job,
                                         HostState& state,
-                                        const std::atomic<bool>* stop) {
+                                        const std::atomic<bool>* stop,
+                                        LoadProgress* progress) {
   const model::StateLayout& layout = state.layout();
   SDP_ASSIGN_OR_RETURN(Manifest manifest, TakeManifest(files));
   SDP_RETURN_IF_ERROR(checkpoint::CheckFits(manifest, checkpoint::kManifestFile,
-                                            checkpoint::PlanesHash(layout), job.sampler,
-                                            job.steps));
+                                            checkpoint::PlanesHash(layout),
+                                            job.sampler, job.steps));
   const NamedFiles copies = Duplicate(files);
   const absl::StatusOr<Opened> understood = Open(std::move(files), layout);
   if (!understood.ok()) {
@@ -205,6 +206,10 @@ absl::StatusOr<Manifest> LoadCheckpoint(NamedFiles files, const ResumeJob& job,
   std::vector<int> order(layout.units.size());
   std::iota(order.begin(), order.end(), 0);
   FilePieces pieces(opened.files, order);
+  if (progress != nullptr) {
+    progress->done_bytes = 0;
+    progress->all_bytes = pieces.total_bytes();
+  }
   const int threads = std::min(state.plan().update_threads, kMaxFileThreads);
   SDP_RETURN_IF_ERROR(pieces.ForEach(
       threads, stop,
@@ -217,6 +222,7 @@ absl::StatusOr<Manifest> LoadCheckpoint(NamedFiles files, const ResumeJob& job,
         SDP_RETURN_IF_ERROR(PreadFully(opened.fds[piece.file], to, piece.bytes,
                                        piece.begin, file.name));
         *crc = Crc32c(0, to, piece.bytes);
+        if (progress != nullptr) progress->done_bytes += piece.bytes;
         posix_fadvise(opened.fds[piece.file], static_cast<off_t>(piece.begin),
                       static_cast<off_t>(piece.bytes), POSIX_FADV_DONTNEED);
         return absl::OkStatus();

@@ -25,6 +25,7 @@ struct ResumeJob {
 // names the file; the planes then hold some of it. No worker may use them yet.
 absl::StatusOr<checkpoint::Manifest> LoadCheckpoint(
     std::vector<std::pair<std::string, UniqueFd>> files, const ResumeJob& job,
-    HostState& state, const std::atomic<bool>* stop = nullptr);
+    HostState& state, const std::atomic<bool>* stop = nullptr,
+    LoadProgress* progress = nullptr);
 
 }  // namespace slidedp::hostd

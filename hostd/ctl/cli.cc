@@ -7,8 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "hostd/ctl/bench.h"
-#include "hostd/ctl/commands.h"
+#include "hostd/ctl/command_line.h"
 #include "hostd/ctl/socket_path.h"
 
 namespace slidedp::ctl {
@@ -20,13 +19,6 @@ constexpr const char* kFooter =
     "was\n"
     "CANCELLED, 130 Ctrl-C while following.\n"
     "Data goes to standard output, everything else to standard error.";
-
-struct GlobalOptions {
-  std::string socket;
-  std::string output = "table";
-  bool no_headers = false;
-  std::string color = "auto";
-};
 
 bool UseColor(const GlobalOptions& options, const Environment& environment) {
   if (options.color == "always") return true;
@@ -42,29 +34,6 @@ Output OutputOf(const std::string& word) {
   return Output::kTable;
 }
 
-// Every verb's parsed options, and what to run for the verb that was named.
-struct CommandLine {
-  GlobalOptions global;
-  SubmitOptions submit;
-  StatusOptions status;
-  LogsOptions logs;
-  TraceOptions trace;
-  CancelOptions cancel;
-  EstimateOptions estimate;
-  BenchOptions bench;
-  uint64_t id = 0;
-  uint64_t from_step = 0;
-  std::string reason;
-  bool drain_stop = false;
-  CheckpointOptions checkpoint;
-  std::string verify;
-  ExportOptions export_options;
-  std::string export_dtype = "source";
-
-  std::function<ExitCode(const Context&)> run;
-  bool needs_socket = true;
-};
-
 void AddGlobals(CLI::App& app, GlobalOptions& options) {
   app.add_option("--socket", options.socket,
                  "The daemon's socket. Default: SLIDEDP_SOCKET, else "
@@ -79,19 +48,6 @@ void AddGlobals(CLI::App& app, GlobalOptions& options) {
   app.add_option("--color", options.color, "auto, always or never")
       ->type_name("WHEN")
       ->check(CLI::IsMember({"auto", "always", "never"}));
-}
-
-CLI::App* AddVerb(CLI::App& app, const char* name, const char* help,
-                  CommandLine& line,
-                  std::function<ExitCode(const Context&)> run,
-                  bool needs_socket = true) {
-  CLI::App* verb = app.add_subcommand(name, help);
-  verb->fallthrough();
-  verb->callback([&line, run = std::move(run), needs_socket] {
-    line.run = run;
-    line.needs_socket = needs_socket;
-  });
-  return verb;
 }
 
 void AddSubmit(CLI::App& app, CommandLine& line) {
@@ -326,50 +282,6 @@ void AddBench(CLI::App& app, CommandLine& line) {
                  "The reference keeps only the layers' inputs");
 }
 
-void AddCheckpoints(CLI::App& app, CommandLine& line) {
-  CheckpointOptions& checkpoint = line.checkpoint;
-  CLI::App* verb = AddVerb(
-      app, "checkpoint", "Save a running job at its next step", line,
-      [&checkpoint](const Context& c) { return Checkpoint(c, checkpoint); });
-  verb->add_option("ID", checkpoint.id, "Job")->required()->type_name("");
-  verb->add_flag("--wait", checkpoint.wait, "Return when it is in place");
-  verb->add_option("--timeout", checkpoint.timeout_s, "Wait at most this long")
-      ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber);
-
-  verb = AddVerb(
-      app, "verify",
-      "Check every byte of a checkpoint; exit code 1, and what is wrong, if "
-      "there is anything",
-      line,
-      [&line](const Context& c) { return VerifyCheckpoint(c, line.verify); },
-      /*needs_socket=*/false);
-  verb->add_option("DIR", line.verify, "Checkpoint")->required()->type_name("");
-
-  verb = AddVerb(
-      app, "export", "Write a checkpoint's model as a Hugging Face folder",
-      line,
-      [&line](const Context& c) {
-        line.export_options.float32 = line.export_dtype == "float32";
-        return Export(c, line.export_options);
-      },
-      /*needs_socket=*/false);
-  verb->add_option("FROM", line.export_options.from,
-                   "A job's id (its newest checkpoint), or a checkpoint")
-      ->required()
-      ->type_name("");
-  // Here, -o is not the global --output.
-  verb->add_option("-o,--folder", line.export_options.to,
-                   "Folder to make: absent or empty")
-      ->required()
-      ->type_name("DIR");
-  verb->add_option("--dtype", line.export_dtype,
-                   "source: as the model that was trained; float32: the exact "
-                   "master weights")
-      ->type_name("DTYPE")
-      ->check(CLI::IsMember({"source", "float32"}));
-}
-
 void AddOthers(CLI::App& app, CommandLine& line) {
   AddVerb(app, "doctor", "Check this host and the daemon", line,
           [](const Context& c) { return Doctor(c); });
@@ -380,6 +292,19 @@ void AddOthers(CLI::App& app, CommandLine& line) {
 }
 
 }  // namespace
+
+CLI::App* AddVerb(CLI::App& app, const char* name, const char* help,
+                  CommandLine& line,
+                  std::function<ExitCode(const Context&)> run,
+                  bool needs_socket) {
+  CLI::App* verb = app.add_subcommand(name, help);
+  verb->fallthrough();
+  verb->callback([&line, run = std::move(run), needs_socket] {
+    line.run = run;
+    line.needs_socket = needs_socket;
+  });
+  return verb;
+}
 
 int RunCtl(const std::vector<std::string>& args,
            const Environment& environment) {
@@ -394,7 +319,7 @@ int RunCtl(const std::vector<std::string>& args,
   AddControls(app, line);
   AddEstimate(app, line);
   AddBench(app, line);
-  AddCheckpoints(app, line);
+  AddCheckpointVerbs(app, line);
   AddOthers(app, line);
   try {
     std::vector<std::string> reversed(args.rbegin(), args.rend());

@@ -384,8 +384,7 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   SDP_RETURN_IF_ERROR(ResolveSteps(*data, context.file, spec));
   SDP_RETURN_IF_ERROR(ResolveSchedule(context.file, spec));
   SDP_RETURN_IF_ERROR(ResolveEvaluation(context, job.model.config.vocab, spec));
-  SDP_RETURN_IF_ERROR(
-      ResolveCheckpoints(context.file, job.model.layout, spec));
+  SDP_RETURN_IF_ERROR(ResolveCheckpoints(context.file, job.model.layout, spec));
   AddWarnings(spec, job.warnings);
   spec.set_model_config_json(job.model.config_json);
   job.spec = std::move(spec);

@@ -1,4 +1,4 @@
-// Checkpoints of jobs, and how a job goes on after one.
+// Checkpoints of jobs, and how a job ends or goes on.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +7,7 @@
 #include "common/base/status.h"
 #include "hostd/daemon/core.h"
 #include "hostd/daemon/job_state.h"
+#include "hostd/daemon/log_lines.h"
 
 namespace slidedp::hostd {
 
@@ -37,13 +38,14 @@ bool Core::TakeRetry(Job& job) {
 
 void Core::AddCheckpointEvents(Job& job, RunEvents& events) {
   Job* const it = &job;
-  events.begun = [this, it](uint64_t first_step) {
+  events.begun = [it](uint64_t first_step) {
     // What was reported beyond it was of another attempt.
     if (absl::Status status = it->records.Truncate(first_step); !status.ok()) {
       spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
     }
     it->row.step = first_step;
     it->row.progress.set_first_step(first_step);
+    return it->records.Evaluations();
   };
   events.checkpointing = [this, it] {
     it->row.progress.set_checkpointing(true);
@@ -78,6 +80,25 @@ void Core::AddCheckpointEvents(Job& job, RunEvents& events) {
     it->row.progress.set_committing(true);
     (void)Write(*it);
   };
+}
+
+void Core::OnEnded(Job& job, v1::JobState state, const std::string& reason,
+                   bool lost) {
+  std::string text = ToValidUtf8(reason);
+  job.row.progress.set_checkpointing(false);
+  if (state == v1::FAILED && lost && !job.row.cancel_requested &&
+      TakeRetry(job)) {
+    state = v1::PENDING;
+    text = absl::StrCat("restart ", job.row.progress.retries_used(), " of ",
+                        job.row.spec.retries(), ": ", text);
+  }
+  if (state == v1::PENDING) job.row.progress.set_put_back(true);
+  Transition(job, state, text, "");
+  if (absl::Status status = journal_.DeleteWorkers(job.row.id); !status.ok()) {
+    spdlog::error("job {}: {}", job.row.id, std::string(status.message()));
+  }
+  job.records.Forget();
+  // `checked` stays until the run, which may still hold memory, is released.
 }
 
 void Core::SaveRuns(bool stop, shm::AbortReason why,

@@ -356,25 +356,6 @@ void Core::OnRecord(Job& job, v1::Record& record) {
   PumpStreams(job.row.id);
 }
 
-void Core::OnEnded(Job& job, v1::JobState state, const std::string& reason,
-                   bool lost) {
-  std::string text = ToValidUtf8(reason);
-  job.row.progress.set_checkpointing(false);
-  if (state == v1::FAILED && lost && !job.row.cancel_requested &&
-      TakeRetry(job)) {
-    state = v1::PENDING;
-    text = absl::StrCat("restart ", job.row.progress.retries_used(), " of ",
-                        job.row.spec.retries(), ": ", text);
-  }
-  if (state == v1::PENDING) job.row.progress.set_put_back(true);
-  Transition(job, state, text, "");
-  if (absl::Status status = journal_.DeleteWorkers(job.row.id); !status.ok()) {
-    spdlog::error("job {}: {}", job.row.id, std::string(status.message()));
-  }
-  job.records.Forget();
-  // `checked` stays until the run, which may still hold memory, is released.
-}
-
 void Core::ForgetOldJobs() {
   uint64_t ended = 0;
   for (const auto& [id, job] : jobs_) ended += HasEnded(job->row.state);

@@ -364,14 +364,9 @@ void JobRun::OnMessage(uint32_t rank, const v1::WorkerMessage& message) {
       }
       return OnCommitted(message.output_committed().path());
     case v1::WorkerMessage::kCheckpointCommitted:
-      if (rank != 0 || checkpoints_ == nullptr ||
-          !checkpoints_->OnCommitted(message.checkpoint_committed())) {
-        break;
-      }
-      return CompleteIfDone();
     case v1::WorkerMessage::kCheckpointFailed:
       if (rank != 0 || checkpoints_ == nullptr ||
-          !checkpoints_->OnFailed(message.checkpoint_failed())) {
+          !checkpoints_->OnMessage(message)) {
         break;
       }
       return CompleteIfDone();

@@ -67,8 +67,9 @@ struct RunEvents {
   // As measured a moment ago: PSS of daemon and workers together, and the
   // largest device memory of a rank.
   std::function<void(uint64_t pss_bytes, uint64_t device_bytes)> memory;
-  // The state is loaded: so many steps are done already.
-  std::function<void(uint64_t first_step)> begun;
+  // The state is loaded: so many steps are done already. Returns the
+  // evaluations before, of earlier attempts.
+  std::function<std::vector<v1::EvalRecord>(uint64_t first_step)> begun;
   // A checkpoint is under way, or has ended.
   std::function<void()> checkpointing;
   std::function<void(const CheckpointEnd&)> checkpointed;

@@ -62,7 +62,8 @@ void JobRun::LoadSource() {
       }
       return job_.spec.has_random_weights_seed()
                  ? FillRandom(*state)
-                 : LoadParameters(*source_, *state, &stop_files_);
+                 : LoadParameters(*source_, *state, &stop_files_,
+                                  &load_progress_);
     };
     absl::Status status = load();
     if (absl::Status sent =
@@ -97,6 +98,9 @@ void JobRun::OnLoaded(const absl::Status& status) {
     return;
   }
   loaded_ = true;
+  if (const uint64_t all_bytes = load_progress_.all_bytes; all_bytes > 0) {
+    events_.loading(all_bytes, all_bytes);
+  }
   StartStepsIfReady();
 }
 
@@ -113,7 +117,7 @@ absl::StatusOr<std::optional<checkpoint::Manifest>> JobRun::Resume(
     }
     absl::StatusOr<checkpoint::Manifest> manifest = LoadCheckpoint(
         std::move(files), {SamplerIdentity(job_.spec), job_.spec.steps()},
-        state, &stop_files_);
+        state, &stop_files_, &load_progress_);
     if (manifest.ok()) return std::optional(*std::move(manifest));
     last = manifest.status();
     SDP_RETURN_IF_ERROR(SendFilesReply(socket, last, {}));
@@ -138,7 +142,7 @@ absl::Status JobRun::RequestCheckpoint() {
                      " has no folder for checkpoints; set "
                      "checkpoint.folder in the job file"));
   }
-  if (phase_ != Phase::kStepping || steps_applied_ == job_.spec.steps()) {
+  if (phase_ != Phase::kStepping || steps_applied_ == last_step()) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", job_.id,
                      phase_ < Phase::kStepping

@@ -13,7 +13,7 @@ void JobRun::OnEvalReport(uint32_t rank, const v1::EvalReport& report) {
     return Unexpected(rank, "eval_report");
   }
   const bool due =
-      policy::EvaluationIsDue(report.step(), first_step_, job_.spec.steps(),
+      policy::EvaluationIsDue(report.step(), begin_.step, job_.spec.steps(),
                               job_.spec.eval().every_steps());
   const bool first =
       std::none_of(ranks_.begin(), ranks_.end(),

@@ -200,7 +200,9 @@ void JobRun::StartStepsIfReady() {
       return checkpoints->OnBoundary(boundary);
     };
   }
-  events_.begun(begin_.step);
+  for (const v1::EvalRecord& eval : events_.begun(begin_.step)) {
+    early_stop_.Add(eval.step(), eval.loss());
+  }
   engine_ = UpdateEngine::Start(
       *state_, config,
       [this](const StepResult& result) {

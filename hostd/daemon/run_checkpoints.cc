@@ -194,20 +194,20 @@ void RunCheckpoints::OnWritten(
   events_.send(message);
 }
 
-bool RunCheckpoints::OnCommitted(const v1::CheckpointCommitted& message) {
-  if (phase_ != Phase::kCommitting) return false;
+bool RunCheckpoints::OnMessage(const v1::WorkerMessage& message) {
   CheckpointEnd end;
-  end.path = Cut(message.path());
-  end.warning = Cut(message.warning());
-  End(std::move(end));
-  return true;
-}
-
-bool RunCheckpoints::OnFailed(const v1::CheckpointFailed& message) {
-  if (phase_ != Phase::kCommitting && phase_ != Phase::kDropping) return false;
-  CheckpointEnd end;
-  end.failure = failure_.empty() ? Cut(message.why()) : Cut(failure_);
-  if (end.failure.empty()) end.failure = "rank 0 gave no reason";
+  if (message.has_checkpoint_committed()) {
+    if (phase_ != Phase::kCommitting) return false;
+    end.path = Cut(message.checkpoint_committed().path());
+    end.warning = Cut(message.checkpoint_committed().warning());
+  } else {
+    if (phase_ != Phase::kCommitting && phase_ != Phase::kDropping) {
+      return false;
+    }
+    end.failure =
+        Cut(failure_.empty() ? message.checkpoint_failed().why() : failure_);
+    if (end.failure.empty()) end.failure = "rank 0 gave no reason";
+  }
   End(std::move(end));
   return true;
 }

@@ -67,9 +67,8 @@ class RunCheckpoints {
   void Tick(int64_t now_ns);
   // One is under way, or its boundary has been reached.
   bool busy() const { return busy_; }
-  // False: out of turn.
-  bool OnCommitted(const v1::CheckpointCommitted& message);
-  bool OnFailed(const v1::CheckpointFailed& message);
+  // CheckpointCommitted or CheckpointFailed. False: out of turn.
+  bool OnMessage(const v1::WorkerMessage& message);
   // Nothing begins any more, what is under way ends soon.
   void Close();
 

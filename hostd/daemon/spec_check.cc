@@ -5,14 +5,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "hostd/daemon/spec_values.h"
 #include "policy/wire.h"
 
 namespace slidedp::hostd {
 namespace {
 
-constexpr absl::string_view kWhere = "job spec";
 constexpr size_t kMaxNameBytes = 128;
-constexpr size_t kMaxPathBytes = 4096;
 constexpr size_t kMaxConfigBytes = 256 << 10;
 constexpr uint64_t kMaxRanks = 64;
 constexpr uint64_t kMaxSequenceLength = uint64_t{1} << 20;
@@ -27,53 +26,6 @@ constexpr int kMaxSources = 64;
 constexpr double kLeastWeight = 1e-6, kLargestWeight = 1e6;
 // Chunks of all ranks in one step: what the schedule may take of our memory.
 constexpr uint64_t kMaxChunksPerStep = uint64_t{1} << 20;
-
-absl::Status Bad(absl::string_view field, absl::string_view value,
-                 absl::string_view problem, absl::string_view remedy) {
-  return InvalidInput(kWhere, field, value, problem, remedy);
-}
-
-absl::Status CheckCount(absl::string_view field, uint64_t value, uint64_t least,
-                        uint64_t most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return Bad(field, absl::StrCat(value), "out of range",
-             absl::StrCat("choose ", least, " to ", most));
-}
-
-// NaN is outside of every range. The upper end is included; the lower one
-// unless `positive`.
-absl::Status CheckNumber(absl::string_view field, double value, double least,
-                         double most, bool positive = false) {
-  if (value >= least && value <= most && !(positive && value == least)) {
-    return absl::OkStatus();
-  }
-  return Bad(field, absl::StrCat(value), "out of range",
-             absl::StrCat("choose a number ", positive ? "above " : "from ",
-                          least, " up to ", most));
-}
-
-absl::Status CheckText(absl::string_view field, absl::string_view text,
-                       size_t max_bytes) {
-  if (text.empty()) return Bad(field, "", "missing", "set it");
-  if (text.size() > max_bytes) {
-    return Bad(field, text, "too long",
-               absl::StrCat("use at most ", max_bytes, " bytes"));
-  }
-  for (char c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      return Bad(field, text, "holds a control character", "leave it out");
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckPath(absl::string_view field, absl::string_view path) {
-  SDP_RETURN_IF_ERROR(CheckText(field, path, kMaxPathBytes));
-  if (path[0] != '/') {
-    return Bad(field, path, "not an absolute path", "let slidedpctl submit it");
-  }
-  return absl::OkStatus();
-}
 
 // The name of the message that has a field which this release does not know.
 std::string UnknownFieldIn(const google::protobuf::Message& message,

@@ -172,9 +172,11 @@ absl::Status StepRecords::Append(const v1::Record& record) {
 }
 
 absl::Status StepRecords::Truncate(uint64_t after_step) {
-  while (!kept_.empty() && kept_.back().record.step() > after_step) {
+  const uint64_t last_place = 2 * after_step;
+  while (!kept_.empty() && PlaceOf(kept_.back()) > last_place) {
     kept_.pop_back();
   }
+  received_ns_.clear();
   last_.reset();
   broken_ = false;
   absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDWR | O_NOFOLLOW);
@@ -191,8 +193,8 @@ absl::Status StepRecords::Truncate(uint64_t after_step) {
     absl::string_view rest(piece.data(), got);
     more = false;
     for (size_t end; (end = rest.find('\n')) != absl::string_view::npos;) {
-      uint64_t step;
-      more = !StepOf(rest.substr(0, end), step) || step <= after_step;
+      uint64_t place;
+      more = !PlaceOf(rest.substr(0, end), place) || place <= last_place;
       if (!more) break;
       keep += end + 1;
       rest.remove_prefix(end + 1);
@@ -203,6 +205,20 @@ absl::Status StepRecords::Truncate(uint64_t after_step) {
     return ErrnoStatus(errno, absl::StrCat(file(), ": cut"));
   }
   return absl::OkStatus();
+}
+
+std::vector<v1::EvalRecord> StepRecords::Evaluations() const {
+  std::vector<v1::EvalRecord> evaluations;
+  Cursor cursor;
+  // The file has all; what it lacks is in memory.
+  for (bool more = true; more;) {
+    std::vector<v1::Record> records = Next(cursor, kInMemory);
+    more = !records.empty();
+    for (v1::Record& record : records) {
+      if (record.has_eval()) evaluations.push_back(record.eval());
+    }
+  }
+  return evaluations;
 }
 
 void StepRecords::Forget() {
@@ -239,7 +255,7 @@ bool StepRecords::NextFromFile(Cursor& cursor, size_t most,
                                std::vector<v1::Record>& records) const {
   absl::StatusOr<UniqueFd> fd = OpenFile(file(), O_RDONLY | O_NOFOLLOW);
   if (!fd.ok()) return false;
-  // Cut meanwhile: what comes after `after_step` is found from the start.
+  // Cut meanwhile: what comes after `after_place` is found from the start.
   absl::StatusOr<uint64_t> bytes = RegularFileBytes(fd->get(), file());
   if (bytes.ok() && cursor.offset_bytes > *bytes) cursor.offset_bytes = 0;
   std::string piece(kPieceBytes, '\0');

@@ -35,6 +35,24 @@ void PinTo(const NumaNode& node, int thread) {
 
 }  // namespace
 
+const char* TaskName(TaskKind kind) {
+  switch (kind) {
+    case TaskKind::kSum:
+      return "sum";
+    case TaskKind::kNorm:
+      return "norm";
+    case TaskKind::kRows:
+      return "unused rows";
+    case TaskKind::kUpdate:
+      return "update";
+    case TaskKind::kFinal:
+      return "final update";
+    case TaskKind::kUndoRows:
+      return "undo rows";
+  }
+  SDP_CHECK(false, "task kind");
+}
+
 std::vector<int> SpreadThreads(const std::vector<int>& cpus, int threads) {
   std::vector<int> spread(cpus.size(), 1);
   for (int left = threads - static_cast<int>(cpus.size()); left > 0; --left) {

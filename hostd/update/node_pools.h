@@ -28,6 +28,9 @@ enum class TaskKind {
   kUndoRows,  // what kRows did
 };
 
+// For traces.
+const char* TaskName(TaskKind kind);
+
 // Ordered: the lowest unit is needed first, by the next forward.
 struct Task {
   int unit;

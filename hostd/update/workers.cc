@@ -10,28 +10,6 @@
 #include "hostd/update/gradients.h"
 
 namespace slidedp::hostd {
-namespace {
-
-const char* SpanName(TaskKind kind) {
-  switch (kind) {
-    case TaskKind::kSum:
-      return "sum";
-    case TaskKind::kNorm:
-      return "norm";
-    case TaskKind::kRows:
-      return "unused rows";
-    case TaskKind::kUpdate:
-      return "update";
-    case TaskKind::kFinal:
-      return "final update";
-    case TaskKind::kUndoRows:
-      return "undo rows";
-  }
-  SDP_CHECK(false, "task kind");
-}
-
-}  // namespace
-
 UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
                              int threads, uint64_t first_step,
                              trace::Recorder* recorder)
@@ -168,7 +146,7 @@ void UpdateWorkers::NoteBegin(const Task& task, int64_t now_ns) {
 void UpdateWorkers::Record(const Task& task, int64_t slice_begin_ns) {
   const bool norm = task.kind == TaskKind::kNorm;
   recorder_->Add(
-      {trace::Lane::kUpdate, SpanName(task.kind), task.unit,
+      {trace::Lane::kUpdate, TaskName(task.kind), task.unit,
        static_cast<int32_t>(
            norm ? task.index : task.index - work_.units[task.unit].first_piece),
        step_,

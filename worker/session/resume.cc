@@ -45,8 +45,8 @@ absl::StatusOr<checkpoint::Manifest> Resume::Look(
                        checkpoint::ReadManifest(path));
   SDP_RETURN_IF_ERROR(checkpoint::CheckFits(
       manifest, absl::StrCat(path, "/", checkpoint::kManifestFile),
-      checkpoint::PlanesHash(proposal_->layout), SamplerIdentity(proposal_->spec),
-      proposal_->spec.steps()));
+      checkpoint::PlanesHash(proposal_->layout),
+      SamplerIdentity(proposal_->spec), proposal_->spec.steps()));
   return manifest;
 }
 

@@ -12,10 +12,10 @@
 namespace slidedp::hostd {
 namespace {
 
-using testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using testing::StatusIs;
 
 class ReaderTest : public StateTest {
  protected:

@@ -11,8 +11,8 @@
 namespace slidedp::hostd {
 namespace {
 
-using testing::StatusIs;
 using ::testing::ElementsAre;
+using testing::StatusIs;
 using ::testing::UnorderedElementsAreArray;
 
 class WriterTest : public StateTest {};

@@ -184,7 +184,7 @@ TEST(StepRecordsTest, TruncatedRecordsAreMadeAnew) {
       ASSERT_OK(records.Append(Record(step)));
     }
     // One has read all, one a part.
-    StepRecords::Cursor behind{0, 0};
+    StepRecords::Cursor behind;
     EXPECT_THAT(Steps(records.Next(behind, 1)), ElementsAre(1));
     ASSERT_OK(records.Truncate(keep));
     const uint64_t left = std::min(keep, count);
@@ -206,11 +206,26 @@ TEST(StepRecordsTest, TruncatedRecordsAreMadeAnew) {
   }
 }
 
+TEST(StepRecordsTest, AnEvaluationOfTheLastStepIsMadeAnew) {
+  TempFolder folder;
+  StepRecords records(folder.path());
+  for (const v1::Record& record :
+       {Evaluation(0), Record(1), Record(2), Evaluation(2), Record(3)}) {
+    ASSERT_OK(records.Append(record));
+  }
+  ASSERT_OK(records.Truncate(2));
+  ASSERT_EQ(records.Evaluations().size(), 1u);
+  EXPECT_EQ(records.Evaluations()[0].step(), 0u);
+  ASSERT_OK(records.Append(Evaluation(2)));
+  EXPECT_EQ(records.Evaluations().size(), 2u);
+  EXPECT_EQ(StepRecords(folder.path()).Evaluations().size(), 2u);
+}
+
 TEST(StepRecordsTest, TruncationLeavesDamagedLinesAndDropsHalfOfOne) {
   TempFolder folder;
   const std::string good =
-      ToJsonLine(Record(1)) + "\nnonsense\n" + ToJsonLine(Record(3)) + "\n";
-  folder.Write("metrics.jsonl", good + ToJsonLine(Record(4)).substr(0, 40));
+      ToJsonLine(StepOf(1)) + "\nnonsense\n" + ToJsonLine(StepOf(3)) + "\n";
+  folder.Write("metrics.jsonl", good + ToJsonLine(StepOf(4)).substr(0, 40));
   StepRecords records(folder.path());
   ASSERT_OK(records.Truncate(9));
   EXPECT_EQ(testing::ReadWhole(folder.Sub("metrics.jsonl")), good);
