@@ -40,7 +40,8 @@ MAY_INCLUDE = {
                   "hostd/launch/gpu_probe.h", "hostd/store/half.h",
                   "hostd/store/split.h"],
     "worker": ["common", "proto", "worker", "policy/plan.h", "policy/wire.h",
-               "policy/lr_schedule.h", "policy/eval_schedule.h"],
+               "policy/lr_schedule.h", "policy/eval_schedule.h",
+               "policy/activations.h"],
     # Benchmarks make plans of their own.
     "worker/bench": ["common", "proto", "worker", "policy"],
 }

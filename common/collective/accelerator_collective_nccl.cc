@@ -1,7 +1,7 @@
 #include "common/base/status.h"
 #include "common/collective/accelerator_collective.h"
+#include "common/collective/cuda_peer_collective.h"
 #include "common/collective/nccl_collective.h"
-#include "common/collective/peer_collective.h"
 
 namespace slidedp::collective {
 

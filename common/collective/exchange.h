@@ -26,10 +26,10 @@ constexpr size_t ExchangeBytes(int world_size, size_t staging_bytes_per_rank) {
       kPageBytes);
 }
 
-// Device memory of a rank that other GPUs write (peer_collective.h): of the
-// collective that gathers parameters, and of the one that reduces gradients. A
-// sum is a kernel beside compute and waits for room there, so it goes over few
-// large pieces.
+// Device memory of a rank that other GPUs write (cuda_peer_collective.h): of
+// the collective that gathers parameters, and of the one that reduces
+// gradients. A sum is a kernel beside compute and waits for room there, so it
+// goes over few large pieces.
 inline constexpr size_t kParamStagingBytes = size_t{64} << 20;
 inline constexpr size_t kGradStagingBytes = size_t{256} << 20;
 

@@ -12,9 +12,9 @@
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "common/collective/cuda_operation_watch.h"
 #include "common/collective/nccl_status.h"
 #include "common/collective/operation.h"
-#include "common/collective/operation_watch.h"
 #include "common/device/cuda_status.h"
 #include "common/device/cuda_stream.h"
 

@@ -57,10 +57,9 @@ class Journal {
  public:
   static constexpr int kSchemaVersion = 2;
 
-  // Creates the file (0600) where there is none; brings an older one up to date.
-  // A newer schema, a file of
-  // another program, a damaged file or one that another daemon holds is an
-  // error that says so.
+  // Creates the file (0600) where there is none; brings an older one up to
+  // date. A newer schema, a file of another program, a damaged file or one that
+  // another daemon holds is an error that says so.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& path);
   ~Journal();
   Journal(const Journal&) = delete;

@@ -41,13 +41,7 @@ struct AdamWStep {
   float step_size;              // lr / (1 - beta1^t)
   float sqrt_bias_correction2;  // sqrt(1 - beta2^t)
   float grad_scale;             // the clip coefficient c; 1 = none
-  // Write past the caches: pays where many threads share the memory's
-  // bandwidth. Changes no bit.
-  bool streaming = false;
 };
-// Update threads from which on streaming is used: measured on an H200 host, it
-// loses below 8 threads and wins a little from 16 on.
-inline constexpr int kStreamingThreads = 16;
 // `t` is 1 for the first update. Computed in double, rounded once.
 AdamWStep MakeAdamWStep(double lr, double beta1, double beta2, double eps,
                         double weight_decay, uint64_t t, double grad_scale);

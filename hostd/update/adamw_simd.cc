@@ -234,69 +234,13 @@ HWY_NOINLINE bool ApplyTail(PlaneSpan planes, G g, const Rule& rule) {
 }
 
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyCached(PlaneSpan planes, G g, const Rule& rule) {
+HWY_INLINE bool Apply(PlaneSpan planes, G g, const Rule& rule) {
   const uint64_t whole = planes.count / hn::Lanes(F32()) * hn::Lanes(F32());
   bool ok = ApplyVectors(planes, g, rule, planes);
   if (whole < planes.count) {
     ok &= ApplyTail(From(planes, whole), g + whole, rule);
   }
   return ok;
-}
-
-HWY_INLINE void StreamLine(const void* from, void* to) {
-  const hn::CappedTag<uint32_t, kCacheLineBytes / 4> d;
-  const auto* source = static_cast<const uint32_t*>(from);
-  auto* target = static_cast<uint32_t*>(to);
-  for (size_t i = 0; i < kCacheLineBytes / 4; i += hn::Lanes(d)) {
-    hn::Stream(hn::Load(d, source + i), d, target + i);
-  }
-}
-
-// Whole cache lines of every plane at a time: a store past the caches to a part
-// of a line throws out the rest, which is about to be read.
-constexpr uint64_t kStreamElements = kCacheLineBytes / 2;
-
-template <typename Rule, typename G>
-HWY_INLINE bool ApplyStreaming(PlaneSpan planes, G g, const Rule& rule) {
-  alignas(kCacheLineBytes) bf16 hi[kStreamElements];
-  alignas(kCacheLineBytes) int16_t lo[kStreamElements];
-  alignas(kCacheLineBytes) float m[kStreamElements], v[kStreamElements];
-  const PlaneSpan buffer = {hi, lo, m, v, kStreamElements};
-  constexpr uint64_t kHalf = kStreamElements / 2;
-  bool ok = true;
-  uint64_t i = 0;
-  for (; i + kStreamElements <= planes.count; i += kStreamElements) {
-    PlaneSpan block = From(planes, i);
-    block.count = kStreamElements;
-    ok &= ApplyVectors(block, g + i, rule, buffer);
-    StreamLine(hi, block.hi);
-    StreamLine(lo, block.lo);
-    StreamLine(m, block.m);
-    StreamLine(m + kHalf, block.m + kHalf);
-    StreamLine(v, block.v);
-    StreamLine(v + kHalf, block.v + kHalf);
-  }
-  hwy::FlushStream();  // before anything that announces these values
-  if (i < planes.count) ok &= ApplyCached(From(planes, i), g + i, rule);
-  return ok;
-}
-
-HWY_INLINE bool OnLines(PlaneSpan planes) {
-  uintptr_t bits = 0;
-  for (const void* at :
-       {static_cast<const void*>(planes.hi),
-        static_cast<const void*>(planes.lo), static_cast<const void*>(planes.m),
-        static_cast<const void*>(planes.v)}) {
-    bits |= reinterpret_cast<uintptr_t>(at);
-  }
-  return bits % kCacheLineBytes == 0;
-}
-
-template <typename Rule, typename G>
-HWY_INLINE bool Apply(PlaneSpan planes, G g, const Rule& rule) {
-  return rule.step.streaming && OnLines(planes)
-             ? ApplyStreaming(planes, g, rule)
-             : ApplyCached(planes, g, rule);
 }
 
 bool UpdateBf16(const PlaneSpan& planes, const bf16* g, float factor,

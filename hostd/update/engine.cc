@@ -307,11 +307,8 @@ void Engine::PollSoon() {
 }
 
 AdamWStep Engine::EarlyAdamW() const {
-  AdamWStep step =
-      MakeAdamWStep(step_.lr, config_.beta1, config_.beta2, config_.eps,
-                    config_.weight_decay, updates_applied_ + 1, 1);
-  step.streaming = config_.threads >= kStreamingThreads;
-  return step;
+  return MakeAdamWStep(step_.lr, config_.beta1, config_.beta2, config_.eps,
+                       config_.weight_decay, updates_applied_ + 1, 1);
 }
 
 void Engine::Complete() {

@@ -1,6 +1,6 @@
 // The Collective contract over the GPUs' own copies, and that its sums are
 // those of rank order to the last bit. Needs two GPUs that reach each other.
-#include "common/collective/peer_collective.h"
+#include "common/collective/cuda_peer_collective.h"
 
 #include <cstdlib>
 #include <cstring>

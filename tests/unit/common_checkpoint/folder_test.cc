@@ -17,10 +17,10 @@
 namespace slidedp::checkpoint {
 namespace {
 
-using testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::StatusIs;
 
 class FolderTest : public ::testing::Test {
  protected:

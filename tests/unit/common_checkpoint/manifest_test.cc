@@ -11,10 +11,10 @@
 namespace slidedp::checkpoint {
 namespace {
 
-using testing::StatusIs;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::StatusIs;
 
 Manifest Sample() {
   Manifest manifest;

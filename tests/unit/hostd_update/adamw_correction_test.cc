@@ -2,7 +2,6 @@
 // caches.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -59,52 +58,6 @@ TEST_F(AdamWTargetTest, CorrectionAndUndoEqualScalarBitForBit) {
             AdamWUndoZero(simd.Span(0, count), decay, step),
             AdamWUndoScalar(scalar.Span(0, count), zeros.data(), decay, step));
         EXPECT_TRUE(SameBits(simd, scalar)) << AdamWTargetName();
-      }
-    }
-  }
-}
-
-// Aligned and not, whole vectors and tails: stores past the caches change no
-// bit, and nothing beside the range.
-TEST_F(AdamWTargetTest, StreamingStoresChangeNoBit) {
-  constexpr uint64_t kCount = 512;
-  struct alignas(64) Aligned {
-    bf16 hi[kCount];
-    int16_t lo[kCount];
-    float m[kCount], v[kCount];
-    PlaneSpan Span(uint64_t begin, uint64_t count) {
-      return {hi + begin, lo + begin, m + begin, v + begin, count};
-    }
-    bool operator==(const Aligned& other) const {
-      return std::memcmp(this, &other, sizeof(*this)) == 0;
-    }
-  };
-  for (int64_t target : Targets()) {
-    Choose(target);
-    Source source(Values::kUsual, 23);
-    const Planes start = source.MakePlanes(kCount);
-    Aligned aligned;
-    std::copy(start.hi.begin(), start.hi.end(), aligned.hi);
-    std::copy(start.lo.begin(), start.lo.end(), aligned.lo);
-    std::copy(start.m.begin(), start.m.end(), aligned.m);
-    std::copy(start.v.begin(), start.v.end(), aligned.v);
-    std::vector<bf16> g;
-    for (uint64_t i = 0; i < kCount; ++i) g.push_back(source.Gradient());
-    for (uint64_t begin : {0u, 32u, 64u, 7u}) {
-      for (uint64_t count : {1u, 16u, 33u, 64u, 333u}) {
-        AdamWStep step = UsualStep(2, 1);
-        Aligned plain = aligned, streamed = aligned;
-        ASSERT_TRUE(
-            AdamWUpdate(plain.Span(begin, count), g.data(), true, step));
-        ASSERT_TRUE(
-            AdamWCorrect(plain.Span(begin, count), g.data(), step, 0.5f));
-        step.streaming = true;
-        ASSERT_TRUE(
-            AdamWUpdate(streamed.Span(begin, count), g.data(), true, step));
-        ASSERT_TRUE(
-            AdamWCorrect(streamed.Span(begin, count), g.data(), step, 0.5f));
-        EXPECT_TRUE(plain == streamed)
-            << AdamWTargetName() << ", " << begin << " + " << count;
       }
     }
   }

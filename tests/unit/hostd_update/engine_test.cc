@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cmath>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -265,8 +264,7 @@ TEST(EngineTest, NanInOneGradientSkipsTheStepAndChangesNoPlane) {
   }
 }
 
-// A rank's norm that is not finite decides the step before the ranks' chunks
-// are summed.
+// A rank's norm that is not finite decides before the chunks are summed.
 TEST(EngineTest, SkippedStepFreesChunksThatWereNotSummed) {
   JobOptions options;
   options.ranks = 2;

@@ -330,9 +330,8 @@ TEST(WireTest, IncompletePlansAreRefused) {
   EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
                                        HasSubstr("offload_permille = 1001")));
   wire.set_documents_per_sequence(wire.sequence_length() + 1);
-  EXPECT_THAT(FromWire(wire),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("documents_per_sequence")));
+  EXPECT_THAT(FromWire(wire), StatusIs(absl::StatusCode::kInvalidArgument,
+                                       HasSubstr("documents_per_sequence")));
 }
 
 }  // namespace

@@ -271,9 +271,8 @@ class SessionTest : public ::testing::Test {
     v1::WorkerMessage ready = Next(stream);
     ASSERT_TRUE(ready.has_ready()) << ready.DebugString();
     EXPECT_EQ(ready.ready().dataset_sequences(), 32);
-    EXPECT_EQ(
-        ready.ready().device_bytes(),
-        policy::GpuBytes(policy::DeviceBuffers(config_, layout_, plan_)));
+    EXPECT_EQ(ready.ready().device_bytes(),
+              policy::GpuBytes(policy::DeviceBuffers(config_, layout_, plan_)));
   }
   void MakeState() {
     absl::StatusOr<std::unique_ptr<hostd::HostState>> state =

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/collective/peer_sum.h"
+#include "common/collective/cuda_peer_sum.h"
 #include "common/device/cuda_status.h"
 
 namespace slidedp::collective {

@@ -1,4 +1,4 @@
-#include "common/collective/peer_collective.h"
+#include "common/collective/cuda_peer_collective.h"
 
 #include <cuda_runtime_api.h>
 #include <time.h>
@@ -14,10 +14,10 @@
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "common/collective/cuda_operation_watch.h"
+#include "common/collective/cuda_peer_memory.h"
+#include "common/collective/cuda_peer_sum.h"
 #include "common/collective/operation.h"
-#include "common/collective/operation_watch.h"
-#include "common/collective/peer_memory.h"
-#include "common/collective/peer_sum.h"
 #include "common/device/cuda_status.h"
 #include "common/device/cuda_stream.h"
 

@@ -1,4 +1,4 @@
-#include "common/collective/peer_memory.h"
+#include "common/collective/cuda_peer_memory.h"
 
 #include <cuda_runtime_api.h>
 

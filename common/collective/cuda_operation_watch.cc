@@ -1,4 +1,4 @@
-#include "common/collective/operation_watch.h"
+#include "common/collective/cuda_operation_watch.h"
 
 #include "common/base/clock.h"
 #include "common/base/status.h"
