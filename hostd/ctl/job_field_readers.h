@@ -24,6 +24,10 @@ inline constexpr size_t kMaxSources = 64;
 inline constexpr size_t kMaxPatterns = 64;
 inline constexpr size_t kMaxPatternBytes = 256;
 
+#define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
+#define SDP_SET_IN(group, call) \
+  [](v1::JobSpec& spec, auto value) { spec.mutable_##group()->call(value); }
+
 inline bool IsNull(const YamlNode& node) {
   return node.kind == YamlNode::Kind::kNull;
 }

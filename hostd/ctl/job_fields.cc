@@ -18,10 +18,6 @@ constexpr uint64_t kMaxChunkBytes = uint64_t{1} << 34;
 constexpr uint64_t kMaxThreads = 4096;
 constexpr uint64_t kMaxEvalSequences = uint64_t{1} << 40;
 
-#define SDP_SET(call) [](v1::JobSpec& spec, auto value) { spec.call(value); }
-#define SDP_SET_IN(group, call) \
-  [](v1::JobSpec& spec, auto value) { spec.mutable_##group()->call(value); }
-
 std::vector<JobField> MakeFields() {
   constexpr uint64_t kAny64 = std::numeric_limits<uint64_t>::max();
   return {

@@ -327,7 +327,7 @@ absl::StatusOr<CheckedSpec> CheckSpec(const v1::JobSpec& spec,
   SDP_ASSIGN_OR_RETURN(checked.plan, policy::MakePlan(checked.problem));
   checked.layout = model::MakeStateLayout(checked.config);
   SDP_RETURN_IF_ERROR(Annotate(
-      model::ApplyRules(policy::RulesOf(spec), checked.layout), kWhere));
+      model::ApplyRules(policy::RulesOf(spec), checked.layout), "job spec"));
 
   uint64_t chunks = 0;
   for (const model::Unit& unit : checked.layout.units) {

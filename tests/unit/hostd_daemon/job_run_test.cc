@@ -156,7 +156,7 @@ TEST_F(JobRunTest, RankThatNeverJoinsIsNamed) {
 
 TEST_F(JobRunTest, RefusedPlanFallsBackToFullAndCpu) {
   const uint64_t job = Join(2);
-  EXPECT_EQ(Proposed(0).decoder.params, policy::ParamRoute::kSharded);
+  EXPECT_EQ(Proposed(0).decoder.grads, policy::GradRoute::kGpuSharded);
   Proposed(1);
   sessions_[1]->Say(Refuse("no link"));
   sessions_[0]->Say(Accept());
