@@ -74,6 +74,22 @@ TEST_F(EvaluationTest, ChangesNoBitOfTraining) {
   }
 }
 
+// Held-out sequences are not packed, whatever the job's own are.
+TEST_F(EvaluationTest, IsTheSameBesidePackedTraining) {
+  LocalJobOptions options = EvalOptions(false);
+  options.steps = options.update.schedule.total_steps = 1;
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult plain, RunLocalJob(options));
+  for (int ranks : {1, 2}) {
+    options.problem.ranks = ranks;
+    options.sequences.packing = true;
+    options.rehearse = true;
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult packed, RunLocalJob(options));
+    ASSERT_THAT(Steps(packed), ElementsAre(0, 1));
+    EXPECT_NEAR(packed.evaluations[0].second, plain.evaluations[0].second,
+                1e-6 * plain.evaluations[0].second);
+  }
+}
+
 TEST_F(EvaluationTest, SeesThePresentParameters) {
   LocalJobOptions options = EvalOptions(false);
   options.eval_every_steps = 1;
