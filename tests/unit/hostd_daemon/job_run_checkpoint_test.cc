@@ -123,8 +123,9 @@ TEST_F(JobRunCheckpointTest, IsWrittenCommittedAndTold) {
   EXPECT_EQ(progress.checkpoint_path(), made->path());
   EXPECT_EQ(progress.checkpoints_ended(), 1u);
   EXPECT_FALSE(progress.checkpointing());
-  for (const checkpoint::FileEntry& entry :
-       checkpoint::ReadManifest(made->path())->files) {
+  const auto stored = checkpoint::ReadManifest(made->path());
+  ASSERT_OK(stored);
+  for (const checkpoint::FileEntry& entry : stored->files) {
     EXPECT_OK(checkpoint::CheckChecksum(made->path(), entry));
   }
 }
