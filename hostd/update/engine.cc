@@ -201,6 +201,9 @@ absl::Status Engine::RunStep(uint64_t index) {
   } else if (step_.valid_tokens > 0) {
     step_.grad_norm = norms_.TotalNorm();
   }
+  // A step that changes nothing ends while units are still being saved; the
+  // next boundary may hold them only when they have been.
+  SDP_RETURN_IF_ERROR(Await([this] { return !workers_->holds_units(); }));
   Complete();
   return absl::OkStatus();
 }

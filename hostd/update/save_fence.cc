@@ -5,12 +5,20 @@
 
 namespace slidedp::hostd {
 
-SaveFence::SaveFence(size_t units, Push push)
-    : push_(std::move(push)), held_(units), waiting_(units) {}
+SaveFence::SaveFence(std::vector<char> changes, Push push)
+    : changes_(std::move(changes)),
+      push_(std::move(push)),
+      held_(changes_.size()),
+      waiting_(changes_.size()) {}
 
 void SaveFence::Hold() {
   std::lock_guard lock(mutex_);
-  std::fill(held_.begin(), held_.end(), 1);
+  held_ = changes_;
+}
+
+bool SaveFence::holds_any() const {
+  std::lock_guard lock(mutex_);
+  return std::find(held_.begin(), held_.end(), 1) != held_.end();
 }
 
 void SaveFence::Release(int unit) {

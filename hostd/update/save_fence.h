@@ -17,9 +17,11 @@ namespace slidedp::hostd {
 class SaveFence {
  public:
   using Push = std::function<void(const Task& task)>;
-  SaveFence(size_t units, Push push);
+  // `changes`, per unit: whether it ever does. One that does not is never held.
+  SaveFence(std::vector<char> changes, Push push);
 
-  void Hold();             // no task that writes planes runs or is queued
+  void Hold();  // no task that writes planes runs or is queued
+  bool holds_any() const;
   void Release(int unit);  // again: no effect
   // At once, or when the task's unit is released.
   void Pass(const Task& task);
@@ -27,8 +29,9 @@ class SaveFence {
   void Drop(absl::FunctionRef<void()> drain);
 
  private:
+  const std::vector<char> changes_;
   const Push push_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   // Per unit, guarded by mutex_.
   std::vector<char> held_;
   std::vector<std::vector<Task>> waiting_;

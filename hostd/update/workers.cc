@@ -10,6 +10,17 @@
 #include "hostd/update/gradients.h"
 
 namespace slidedp::hostd {
+namespace {
+
+// Frozen ones have no pieces.
+std::vector<char> UnitsThatChange(const StepWork& work) {
+  std::vector<char> changes;
+  for (const UnitWork& unit : work.units) changes.push_back(unit.pieces > 0);
+  return changes;
+}
+
+}  // namespace
+
 UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
                              int threads, uint64_t first_step,
                              trace::Recorder* recorder)
@@ -30,7 +41,8 @@ UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
       rows_updated_(work.pieces.size()),
       consumed_(work.piece_of.size()),
       prefix_(work.piece_of.size()),
-      fence_(work.units.size(), [this](const Task& task) { PushPiece(task); }) {
+      fence_(UnitsThatChange(work),
+             [this](const Task& task) { PushPiece(task); }) {
   // Nobody else writes these words before the ranks begin.
   for (size_t u = 0; u < work.units.size(); ++u) {
     state.versions().param_version(u).store(first_step,

@@ -75,6 +75,7 @@ class UpdateWorkers {
 
   // Between two steps: no unit changes before Release(unit).
   void HoldUnits() { fence_.Hold(); }
+  bool holds_units() const { return fence_.holds_any(); }
 
   // From any thread: ends a Wait() early.
   void Wake();

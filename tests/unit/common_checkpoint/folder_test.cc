@@ -62,7 +62,8 @@ class FolderTest : public ::testing::Test {
   }
   std::vector<uint64_t> Steps() const {
     std::vector<uint64_t> steps;
-    for (const Found& found : *List(Checkpoints())) steps.push_back(found.step);
+    const auto all = *List(Checkpoints());
+    for (const Found& found : all) steps.push_back(found.step);
     return steps;
   }
 

@@ -31,7 +31,8 @@ using ::testing::Values;
 
 TEST(SaveFenceTest, TasksOfHeldUnitsWaitForTheirOwnRelease) {
   std::vector<int> pushed;
-  SaveFence fence(3, [&](const Task& task) { pushed.push_back(task.unit); });
+  SaveFence fence({1, 1, 1},
+                  [&](const Task& task) { pushed.push_back(task.unit); });
   const auto pass = [&](int unit) { fence.Pass({unit, TaskKind::kUpdate, 0}); };
   pass(0);
   EXPECT_THAT(pushed, ElementsAre(0));
@@ -47,6 +48,15 @@ TEST(SaveFenceTest, TasksOfHeldUnitsWaitForTheirOwnRelease) {
   fence.Drop([] {});
   fence.Release(2);
   EXPECT_THAT(pushed, ElementsAre(0, 1, 1, 1));
+}
+
+TEST(SaveFenceTest, UnitsThatNeverChangeAreNotHeld) {
+  SaveFence fence({1, 0}, [](const Task&) {});
+  EXPECT_FALSE(fence.holds_any());
+  fence.Hold();
+  EXPECT_TRUE(fence.holds_any());
+  fence.Release(0);
+  EXPECT_FALSE(fence.holds_any());
 }
 
 // Norm of the head's gradient in a step that is clipped: half of the norm at
