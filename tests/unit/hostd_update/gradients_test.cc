@@ -83,6 +83,9 @@ model::StateLayout TwoUnits(uint64_t first, uint64_t second) {
     unit.layer = static_cast<int64_t>(layout.units.size()) - 1;
     unit.count = count;
     unit.plane_offset = layout.plane_elements;
+    model::Tensor all = {};  // a unit without a trained tensor is frozen
+    all.count = count;
+    unit.tensors.push_back(all);
     layout.plane_elements += count;
     layout.units.push_back(unit);
   }

@@ -61,10 +61,11 @@ TEST(StepTracerTest, StepsAreTakenOnceWhenTheyAreOver) {
 
 TEST(StepTracerTest, AStepThatTheRingHasLostComesEmpty) {
   StepTracer tracer;
-  tracer.Start(Steps(0, 3));
+  tracer.Start(Steps(0, 8));
   // More than fits: of step 1 a part is left.
-  for (uint64_t step : {0, 1, 2}) Record(tracer, step, 10'000);
-  EXPECT_THAT(Take(tracer, 0), ElementsAre(0, 0, 10'001));
+  for (uint64_t step = 0; step < 8; ++step) Record(tracer, step, 10'000);
+  EXPECT_THAT(Take(tracer, 0), ElementsAre(0, 0, 10'001, 10'001, 10'001, 10'001,
+                                           10'001, 10'001));
 }
 
 TEST(StepTracerTest, TheCountOfAStepIsNotAChunk) {
