@@ -81,6 +81,12 @@ StepWork MakeStepWork(const model::StateLayout& layout,
   return work;
 }
 
+std::vector<char> UnitsThatChange(const StepWork& work) {
+  std::vector<char> changes;
+  for (const UnitWork& unit : work.units) changes.push_back(unit.pieces > 0);
+  return changes;
+}
+
 std::string DescribeUnit(const model::StateLayout& layout, int unit) {
   const model::Unit& u = layout.units[unit];
   const std::string kind(model::UnitKindName(u.kind));

@@ -60,6 +60,9 @@ StepWork MakeStepWork(const model::StateLayout& layout,
                       const policy::GradSchedule& schedule,
                       uint64_t slice_elements = kSliceElements);
 
+// Of each unit, whether a step ever changes it: frozen ones have no pieces.
+std::vector<char> UnitsThatChange(const StepWork& work);
+
 // "unit 3 (decoder layer 2)", for messages.
 std::string DescribeUnit(const model::StateLayout& layout, int unit);
 

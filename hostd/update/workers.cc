@@ -10,17 +10,6 @@
 #include "hostd/update/gradients.h"
 
 namespace slidedp::hostd {
-namespace {
-
-// Frozen ones have no pieces.
-std::vector<char> UnitsThatChange(const StepWork& work) {
-  std::vector<char> changes;
-  for (const UnitWork& unit : work.units) changes.push_back(unit.pieces > 0);
-  return changes;
-}
-
-}  // namespace
-
 UpdateWorkers::UpdateWorkers(HostState& state, const StepWork& work,
                              int threads, uint64_t first_step,
                              trace::Recorder* recorder)

@@ -10,8 +10,8 @@
 
 #include "common/base/check.h"
 #include "common/base/status.h"
-#include "common/collective/nccl_collective.h"
 #include "common/collective/cuda_peer_collective.h"
+#include "common/collective/nccl_collective.h"
 #include "common/device/cuda_device.h"
 #include "tests/gpu/child.h"
 

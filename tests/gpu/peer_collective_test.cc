@@ -1,13 +1,12 @@
 // The Collective contract over the GPUs' own copies, and that its sums are
 // those of rank order to the last bit. Needs two GPUs that reach each other.
-#include "common/collective/cuda_peer_collective.h"
-
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
 #include "common/base/bf16.h"
 #include "common/base/status.h"
+#include "common/collective/cuda_peer_collective.h"
 #include "common/device/cuda_device.h"
 #include "tests/contract/collective_contract_test.h"
 #include "tests/gpu/nccl_ranks.h"
