@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/base/units.h"
 
 namespace slidedp {
 namespace {
@@ -46,6 +47,18 @@ absl::Status DiskCalls::Truncate(int fd, uint64_t bytes,
   return Result(ftruncate(fd, static_cast<off_t>(bytes)), "set size", path);
 }
 
+absl::Status DiskCalls::Reserve(int fd, uint64_t bytes,
+                                const std::string& path) {
+  SDP_RETURN_IF_ERROR(Check("reserve", path));
+  int error;
+  do {
+    error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  } while (error == EINTR);
+  if (error == 0) return absl::OkStatus();
+  return ErrnoStatus(error,
+                     absl::StrCat(path, ": reserve ", FormatBytes(bytes)));
+}
+
 absl::Status DiskCalls::Write(int fd, const void* data, size_t bytes,
                               uint64_t offset, const std::string& path) {
   SDP_RETURN_IF_ERROR(Check("write", path));
@@ -55,6 +68,21 @@ absl::Status DiskCalls::Write(int fd, const void* data, size_t bytes,
 absl::Status DiskCalls::Sync(int fd, const std::string& path) {
   SDP_RETURN_IF_ERROR(Check("fsync", path));
   return Result(fsync(fd), "fsync", path);
+}
+
+absl::Status DiskCalls::SyncFolder(const std::string& path) {
+  SDP_ASSIGN_OR_RETURN(const UniqueFd fd,
+                       OpenFile(path, O_RDONLY | O_DIRECTORY));
+  return Sync(fd.get(), path);
+}
+
+absl::Status DiskCalls::WriteNew(int folder, const std::string& name,
+                                 absl::string_view contents,
+                                 const std::string& path) {
+  SDP_ASSIGN_OR_RETURN(const UniqueFd fd, Create(folder, name, path));
+  SDP_RETURN_IF_ERROR(
+      Write(fd.get(), contents.data(), contents.size(), 0, path));
+  return Sync(fd.get(), path);
 }
 
 absl::Status DiskCalls::Rename(const std::string& from, const std::string& to) {

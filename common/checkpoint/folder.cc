@@ -61,6 +61,21 @@ absl::Status RemoveUnlocked(const std::string& path, DiskCalls& calls) {
   return model::RemovePlainFolder(path, fd->get(), calls);
 }
 
+// The folder of checkpoints. What is saved in it must not go with its name,
+// whoever made that a moment ago.
+absl::Status MakeParent(const std::string& folder, DiskCalls& calls) {
+  struct stat info;
+  const bool there = stat(folder.c_str(), &info) == 0;
+  if (!there) {
+    const absl::Status made = calls.MakeFolder(folder);
+    if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  }
+  SDP_ASSIGN_OR_RETURN(const model::SplitPath parts, model::Split(folder));
+  const absl::Status synced = calls.SyncFolder(parts.parent);
+  // One that we may not open was not given its name by us.
+  return there && absl::IsPermissionDenied(synced) ? absl::OkStatus() : synced;
+}
+
 absl::StatusOr<FileEntry> EntryOf(const std::string& path,
                                   const std::string& name) {
   SDP_ASSIGN_OR_RETURN(UniqueFd fd, OpenFile(path, O_RDONLY | O_NOFOLLOW));
@@ -86,10 +101,7 @@ absl::StatusOr<std::string> NewCheckpoint::HiddenPath(const std::string& folder,
 absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Create(
     const std::string& folder, uint64_t step, const std::string& source_folder,
     const std::vector<File>& files, const std::string& tag, DiskCalls& calls) {
-  if (struct stat info; stat(folder.c_str(), &info) != 0) {
-    const absl::Status made = calls.MakeFolder(folder);
-    if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
-  }
+  SDP_RETURN_IF_ERROR(MakeParent(folder, calls));
   const std::string path = Join(folder, FolderName(step));
   if (struct stat info; lstat(path.c_str(), &info) == 0) {
     return absl::AlreadyExistsError(absl::StrCat(
@@ -116,17 +128,14 @@ absl::StatusOr<std::unique_ptr<NewCheckpoint>> NewCheckpoint::Create(
 
 absl::Status NewCheckpoint::CopyModel(const std::string& source_folder) {
   const std::string& to = hidden_.path();
-  SDP_RETURN_IF_ERROR(model::CopyCompanions(source_folder, hidden_.fd(), to));
+  SDP_RETURN_IF_ERROR(
+      model::CopyCompanions(source_folder, hidden_.fd(), to, calls_));
   const std::string index = Join(source_folder, kIndexFile);
   if (struct stat info; stat(index.c_str(), &info) == 0) {
     SDP_ASSIGN_OR_RETURN(const std::string text,
                          ReadFile(index, kMaxIndexBytes));
-    const std::string path = Join(to, kIndexFile);
-    SDP_ASSIGN_OR_RETURN(UniqueFd fd,
-                         calls_.Create(hidden_.fd(), kIndexFile, path));
     SDP_RETURN_IF_ERROR(
-        calls_.Write(fd.get(), text.data(), text.size(), 0, path));
-    SDP_RETURN_IF_ERROR(calls_.Sync(fd.get(), path));
+        calls_.WriteNew(hidden_.fd(), kIndexFile, text, Join(to, kIndexFile)));
   }
   SDP_ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(to));
   std::sort(names.begin(), names.end());
@@ -143,13 +152,9 @@ absl::Status NewCheckpoint::Commit(Manifest manifest) {
     SDP_RETURN_IF_ERROR(calls_.Sync(fds_[i].get(), names_[i]));
   }
   manifest.files.insert(manifest.files.end(), copied_.begin(), copied_.end());
-  const std::string text = ToJson(manifest);
-  const std::string path = Join(hidden_.path(), kManifestFile);
-  SDP_ASSIGN_OR_RETURN(UniqueFd fd,
-                       calls_.Create(hidden_.fd(), kManifestFile, path));
-  SDP_RETURN_IF_ERROR(
-      calls_.Write(fd.get(), text.data(), text.size(), 0, path));
-  SDP_RETURN_IF_ERROR(calls_.Sync(fd.get(), path));
+  SDP_RETURN_IF_ERROR(calls_.WriteNew(hidden_.fd(), kManifestFile,
+                                      ToJson(manifest),
+                                      Join(hidden_.path(), kManifestFile)));
   return hidden_.Commit();
 }
 
@@ -180,12 +185,17 @@ absl::Status Prune(const std::string& folder, uint64_t keep, DiskCalls& calls) {
         Join(folder, absl::StrCat(".", FolderName(found[i].step), ".tmp-old"));
     note(calls.Rename(found[i].path, hidden));
   }
-  SDP_ASSIGN_OR_RETURN(const std::vector<std::string> names, NamesIn(folder));
+  SDP_ASSIGN_OR_RETURN(std::vector<std::string> names, NamesIn(folder));
+  std::erase_if(names, [](const std::string& name) {
+    return !absl::StartsWith(name, absl::StrCat(".", kPrefix)) ||
+           !absl::StrContains(name, ".tmp-");
+  });
+  if (names.empty()) return first;
+  // An old name that comes back after a power failure must not stand for a
+  // folder whose files are gone.
+  SDP_RETURN_IF_ERROR(calls.SyncFolder(folder));
   for (const std::string& name : names) {
-    if (absl::StartsWith(name, absl::StrCat(".", kPrefix)) &&
-        absl::StrContains(name, ".tmp-")) {
-      note(RemoveUnlocked(Join(folder, name), calls));
-    }
+    note(RemoveUnlocked(Join(folder, name), calls));
   }
   return first;
 }
@@ -208,6 +218,9 @@ absl::StatusOr<std::vector<std::string>> SetAside(const std::string& folder,
     SDP_RETURN_IF_ERROR(calls.Rename(each.path, to));
     aside.push_back(to);
   }
+  // Before the job goes on from an earlier one: nothing else tells which is its
+  // own.
+  if (!aside.empty()) SDP_RETURN_IF_ERROR(calls.SyncFolder(folder));
   return aside;
 }
 

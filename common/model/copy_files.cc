@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -45,21 +44,15 @@ absl::StatusOr<std::vector<std::string>> CompanionsIn(
 }
 
 absl::Status CopyOne(const std::string& from_path, int to_fd,
-                     const std::string& name, const std::string& to_path) {
+                     const std::string& name, const std::string& to_path,
+                     DiskCalls& calls) {
   SDP_ASSIGN_OR_RETURN(UniqueFd from,
                        OpenFile(from_path, O_RDONLY | O_NONBLOCK));
   SDP_ASSIGN_OR_RETURN(uint64_t bytes, RegularFileBytes(from.get(), from_path));
-  UniqueFd to(openat(to_fd, name.c_str(),
-                     O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                     0666));
-  if (!to.valid()) {
-    return ErrnoStatus(errno, absl::StrCat(to_path, ": create"));
-  }
-  SDP_RETURN_IF_ERROR(CopyRange(from.get(), to.get(), 0, bytes, to_path));
-  if (fsync(to.get()) != 0) {
-    return ErrnoStatus(errno, absl::StrCat(to_path, ": fsync"));
-  }
-  return absl::OkStatus();
+  SDP_ASSIGN_OR_RETURN(const UniqueFd to, calls.Create(to_fd, name, to_path));
+  SDP_RETURN_IF_ERROR(
+      CopyRange(from.get(), to.get(), 0, bytes, to_path, calls));
+  return calls.Sync(to.get(), to_path);
 }
 
 }  // namespace
@@ -88,19 +81,19 @@ bool IsCompanionFile(absl::string_view name) {
 }
 
 absl::Status CopyRange(int from, int to, uint64_t begin, uint64_t end,
-                       absl::string_view name) {
+                       const std::string& name, DiskCalls& calls) {
   std::vector<char> buffer(std::min(end - begin, kMiB));
   for (uint64_t at = begin; at < end;) {
     size_t bytes = std::min<uint64_t>(end - at, buffer.size());
     SDP_RETURN_IF_ERROR(PreadFully(from, buffer.data(), bytes, at, name));
-    SDP_RETURN_IF_ERROR(PwriteFully(to, buffer.data(), bytes, at, name));
+    SDP_RETURN_IF_ERROR(calls.Write(to, buffer.data(), bytes, at, name));
     at += bytes;
   }
   return absl::OkStatus();
 }
 
 absl::Status CopyCompanions(const std::string& source_folder, int to_fd,
-                            const std::string& to_name) {
+                            const std::string& to_name, DiskCalls& calls) {
   SDP_ASSIGN_OR_RETURN(std::vector<std::string> names,
                        CompanionsIn(source_folder));
   bool has_config = false;
@@ -109,8 +102,8 @@ absl::Status CopyCompanions(const std::string& source_folder, int to_fd,
     struct stat info;
     // Dangling links, folders and devices are not the model's files.
     if (stat(from_path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    SDP_RETURN_IF_ERROR(
-        CopyOne(from_path, to_fd, name, absl::StrCat(to_name, "/", name)));
+    SDP_RETURN_IF_ERROR(CopyOne(from_path, to_fd, name,
+                                absl::StrCat(to_name, "/", name), calls));
     has_config |= name == "config.json";
   }
   if (!has_config) {

@@ -40,16 +40,6 @@ absl::StatusOr<bool> IsEmptyFolder(const std::string& path) {
   return empty;
 }
 
-absl::Status Reserve(int fd, uint64_t bytes, const std::string& path) {
-  int error;
-  do {
-    error = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
-  } while (error == EINTR);
-  if (error == 0) return absl::OkStatus();
-  return Annotate(
-      ErrnoStatus(error, absl::StrCat("reserve ", FormatBytes(bytes))), path);
-}
-
 }  // namespace
 
 absl::Status CheckOutputPath(const std::string& path) {
@@ -110,19 +100,15 @@ absl::Status OutputFolder::LayOutShards(const TensorSource& source,
       CheckSpace(folder_->path(), total_bytes, "the trained model"));
   for (const SourceFile& file : source.files()) {
     std::string path = absl::StrCat(folder_->path(), "/", file.name);
-    UniqueFd fd(openat(folder_->fd(), file.name.c_str(),
-                       O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                       0666));
-    if (!fd.valid()) {
-      return ErrnoStatus(errno, absl::StrCat(path, ": create"));
-    }
-    SDP_RETURN_IF_ERROR(Reserve(fd.get(), file.header.file_bytes, path));
-    SDP_RETURN_IF_ERROR(
-        CopyRange(file.fd.get(), fd.get(), 0, file.header.data_begin, path));
+    SDP_ASSIGN_OR_RETURN(UniqueFd fd,
+                         calls_.Create(folder_->fd(), file.name, path));
+    SDP_RETURN_IF_ERROR(calls_.Reserve(fd.get(), file.header.file_bytes, path));
+    SDP_RETURN_IF_ERROR(CopyRange(file.fd.get(), fd.get(), 0,
+                                  file.header.data_begin, path, calls_));
     for (const TensorEntry& entry : file.header.tensors) {
       if (trained.contains(entry.name)) continue;
-      SDP_RETURN_IF_ERROR(
-          CopyRange(file.fd.get(), fd.get(), entry.begin, entry.end, path));
+      SDP_RETURN_IF_ERROR(CopyRange(file.fd.get(), fd.get(), entry.begin,
+                                    entry.end, path, calls_));
     }
     names_.push_back(path);
     files_.push_back(std::move(fd));
@@ -133,8 +119,8 @@ absl::Status OutputFolder::LayOutShards(const TensorSource& source,
 absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Create(
     const std::string& path, const std::string& source_folder,
     const TensorSource& source, const StateLayout& layout,
-    const std::string& tag) {
-  std::unique_ptr<OutputFolder> output(new OutputFolder);
+    const std::string& tag, DiskCalls& calls) {
+  std::unique_ptr<OutputFolder> output(new OutputFolder(calls));
   SDP_RETURN_IF_ERROR(CheckOutputPath(path));
   bool single = source.files().size() == 1 &&
                 source.files().front().name == "model.safetensors";
@@ -144,23 +130,22 @@ absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Create(
         ReadFile(absl::StrCat(source_folder, "/", kIndexFile), kMaxIndexBytes));
   }
   SDP_ASSIGN_OR_RETURN(TemporaryFolder folder,
-                       TemporaryFolder::Create(path, tag));
+                       TemporaryFolder::Create(path, tag, calls));
   output->folder_.emplace(std::move(folder));
   SDP_RETURN_IF_ERROR(CopyCompanions(source_folder, output->folder_->fd(),
-                                     output->folder_->path()));
+                                     output->folder_->path(), calls));
   SDP_RETURN_IF_ERROR(output->LayOutShards(source, layout));
   return output;
 }
 
 absl::Status OutputFolder::Commit() {
   for (size_t i = 0; i < files_.size(); ++i) {
-    if (fsync(files_[i].get()) != 0) {
-      return ErrnoStatus(errno, absl::StrCat(names_[i], ": fsync"));
-    }
+    SDP_RETURN_IF_ERROR(calls_.Sync(files_[i].get(), names_[i]));
   }
   if (!index_.empty()) {
-    SDP_RETURN_IF_ERROR(WriteFileAtomically(
-        absl::StrCat(folder_->path(), "/", kIndexFile), index_));
+    SDP_RETURN_IF_ERROR(
+        calls_.WriteNew(folder_->fd(), kIndexFile, index_,
+                        absl::StrCat(folder_->path(), "/", kIndexFile)));
   }
   return folder_->Commit();
 }

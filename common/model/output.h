@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/disk_calls.h"
 #include "common/model/source.h"
 #include "common/model/temporary_folder.h"
 
@@ -25,20 +26,22 @@ class OutputFolder {
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Create(
       const std::string& path, const std::string& source_folder,
       const TensorSource& source, const StateLayout& layout,
-      const std::string& tag);
+      const std::string& tag, DiskCalls& calls = RealDiskCalls());
 
   // Writable, one per source.files(), in that order; the daemon fills in the
   // trained tensors at the source's offsets.
   const std::vector<UniqueFd>& files() const { return files_; }
 
-  // fsync everything, write the index last, rename into place, fsync parent.
+  // fsync of all files, the index, the folder; rename into place; fsync of the
+  // parent.
   absl::Status Commit();
 
  private:
-  OutputFolder() = default;
+  explicit OutputFolder(DiskCalls& calls) : calls_(calls) {}
   absl::Status LayOutShards(const TensorSource& source,
                             const StateLayout& layout);
 
+  DiskCalls& calls_;
   std::optional<TemporaryFolder> folder_;  // removed unless committed
   std::vector<std::string> names_;
   std::vector<UniqueFd> files_;

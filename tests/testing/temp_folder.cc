@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <system_error>
@@ -12,9 +13,18 @@
 
 namespace slidedp::testing {
 
-TempFolder::TempFolder() {
+std::string TempFolder::DiskFolder() {
   const char* base = getenv("TMPDIR");
-  path_ = absl::StrCat(base == nullptr ? "/tmp" : base, "/slidedp-test-XXXXXX");
+  return base == nullptr ? "/tmp" : base;
+}
+
+std::string TempFolder::MemoryFolder() {
+  constexpr char kMemory[] = "/dev/shm";
+  return access(kMemory, W_OK | X_OK) == 0 ? kMemory : DiskFolder();
+}
+
+TempFolder::TempFolder(const std::string& base)
+    : path_(absl::StrCat(base, "/slidedp-test-XXXXXX")) {
   SDP_CHECK(mkdtemp(path_.data()) != nullptr, path_);
 }
 

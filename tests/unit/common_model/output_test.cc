@@ -11,10 +11,12 @@
 #include <map>
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/model/copy_files.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/lossy_disk.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/testing/tiny_model.h"
@@ -58,11 +60,13 @@ struct Model {
   }
   std::string in() const { return folder.Sub("in"); }
   std::string out() const { return folder.Sub("out"); }
-  absl::StatusOr<std::unique_ptr<OutputFolder>> Create() {
-    return OutputFolder::Create(out(), in(), source, layout, "job7");
+  absl::StatusOr<std::unique_ptr<OutputFolder>> Create(
+      DiskCalls& calls = RealDiskCalls()) {
+    return OutputFolder::Create(out(), in(), source, layout, "job7", calls);
   }
   // What the daemon does: trained tensors at the source's places.
-  void WriteTrained(const OutputFolder& output) const {
+  void WriteTrained(const OutputFolder& output,
+                    DiskCalls& calls = RealDiskCalls()) const {
     std::set<std::string> trained;
     for (const Unit& unit : layout.units) {
       for (const Tensor& tensor : unit.tensors) trained.insert(tensor.name);
@@ -72,7 +76,7 @@ struct Model {
       for (const TensorEntry& entry : source.files()[i].header.tensors) {
         if (trained.count(entry.name) == 0) continue;
         ASSERT_OK(CopyRange(source.files()[i].fd.get(), output.files()[i].get(),
-                            entry.begin, entry.end, entry.name));
+                            entry.begin, entry.end, entry.name, calls));
       }
     }
   }
@@ -184,6 +188,41 @@ TEST(OutputFolderTest, CompanionsGoAlongAndNothingElse) {
   std::string link = absl::StrCat(model.out(), "/LICENSE.link");
   EXPECT_FALSE(fs::is_symlink(link));
   EXPECT_EQ(ReadWhole(link), "licence text");
+}
+
+// Whatever a power failure loses of what is not synced.
+TEST(OutputFolderTest, IsCompleteOrAbsentAfterAPowerFailure) {
+  for (int shards : {1, 2}) {
+    TinyModelOptions options;
+    options.layers = 1;
+    options.hidden = 32;
+    options.vocab = 64;
+    options.shards = shards;
+    Model model(options);
+    model.Open();
+    slidedp::testing::LossyDisk disk(model.folder.path());
+    ASSERT_OK_AND_ASSIGN(auto output, model.Create(disk));
+    model.WriteTrained(*output, disk);
+    ASSERT_OK(output->Commit());
+    const size_t names = NamesIn(model.out()).size();
+    for (size_t calls = 0; calls <= disk.calls(); ++calls) {
+      for (const auto& [tree, where] :
+           disk.Remains(calls, static_cast<uint32_t>(calls))) {
+        if (!tree.contains("out/")) {
+          EXPECT_LT(calls, disk.calls()) << where;
+          continue;
+        }
+        size_t found = 0;
+        for (const auto& [path, bytes] : tree) {
+          if (!absl::StartsWith(path, "out/") || path == "out/") continue;
+          ++found;
+          EXPECT_TRUE(bytes == tree.at("in/" + path.substr(4)))
+              << where << ": " << path;
+        }
+        EXPECT_EQ(found, names) << where;
+      }
+    }
+  }
 }
 
 TEST(OutputFolderTest, NothingIsLeftWithoutCommit) {

@@ -16,9 +16,6 @@ namespace slidedp::hostd {
 namespace {
 
 using ::testing::AnyOf;
-using ::testing::Contains;
-using ::testing::Each;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kKilled = 77;
@@ -39,20 +36,9 @@ class FailAt : public DiskCalls {
   int calls_ = 0;
 };
 
-// What was called, in order.
-class Record : public DiskCalls {
- public:
-  std::vector<std::string> calls;
-
- private:
-  int Before(const char* call, const std::string& path) override {
-    calls.push_back(absl::StrCat(call, " ", path));
-    return 0;
-  }
-};
-
 class FailPointsTest : public StateTest {
  protected:
+  FailPointsTest() : StateTest(testing::TempFolder::MemoryFolder()) {}
   void SetUp() override {
     testing::TinyModelOptions options;
     options.layers = 1;
@@ -78,9 +64,9 @@ class FailPointsTest : public StateTest {
     std::set<uint64_t> steps;
     for (const checkpoint::Found& each : *found) {
       steps.insert(each.step);
-      const auto other = NewState();
-      ASSERT_OK(Load(each.path, *other)) << where;
-      EXPECT_TRUE(BytesOf(*other) == bytes_[each.step]) << where;
+      HostState& other = Other();
+      ASSERT_OK(Load(each.path, other)) << where;
+      EXPECT_TRUE(BytesOf(other) == bytes_[each.step]) << where;
     }
     EXPECT_TRUE(steps.contains(20)) << where;
     // What is visible is listed.
@@ -105,9 +91,9 @@ class FailPointsTest : public StateTest {
     }
     EXPECT_EQ(names, (std::set<std::string>{"step-00000020", "step-00000030"}))
         << where;
-    const auto other = NewState();
-    ASSERT_OK(Load(PathOf(30), *other)) << where;
-    EXPECT_TRUE(BytesOf(*other) == bytes_[30]) << where;
+    HostState& other = Other();
+    ASSERT_OK(Load(PathOf(30), other)) << where;
+    EXPECT_TRUE(BytesOf(other) == bytes_[30]) << where;
   }
 
   std::map<uint64_t, std::string> bytes_;
@@ -156,42 +142,6 @@ TEST_F(FailPointsTest, AKillAtEachCall) {
     ExpectNextSucceeds(where);
   }
   EXPECT_GT(k, 30);
-}
-
-// What a power failure may lose is what was not synced: so all of it is, before
-// what makes it count.
-TEST_F(FailPointsTest, EverythingIsSyncedBeforeItCounts) {
-  Begin();
-  Record record;
-  ASSERT_OK(Save(30, record));
-  const std::string hidden = Checkpoints() + "/.step-00000030.tmp-job-1";
-  const auto place = [&](const std::string& call) {
-    const auto it = std::find(record.calls.begin(), record.calls.end(), call);
-    EXPECT_NE(it, record.calls.end()) << call;
-    return it - record.calls.begin();
-  };
-  const auto manifest = place("create " + hidden + "/manifest.json");
-  std::set<std::string> dirty;
-  for (const checkpoint::File& file : files_) {
-    // The daemon writes through descriptors and knows names alone.
-    const auto last_write = std::find(
-        record.calls.rbegin(), record.calls.rend(), "write " + file.name);
-    ASSERT_NE(last_write, record.calls.rend());
-    const auto synced = place("fsync " + hidden + "/" + file.name);
-    EXPECT_LT(record.calls.rend() - last_write - 1, synced);
-    EXPECT_LT(synced, manifest);
-  }
-  const auto folder_synced = place("fsync " + hidden);
-  EXPECT_LT(place("write " + hidden + "/manifest.json"),
-            place("fsync " + hidden + "/manifest.json"));
-  EXPECT_LT(place("fsync " + hidden + "/manifest.json"), folder_synced);
-  const auto shown = place("rename " + PathOf(30));
-  EXPECT_LT(folder_synced, shown);
-  const auto parent_synced = place("fsync " + Checkpoints());
-  EXPECT_LT(shown, parent_synced);
-  // Nothing old goes before the new one is safe.
-  EXPECT_LT(parent_synced,
-            place("rename " + Checkpoints() + "/.step-00000010.tmp-old"));
 }
 
 }  // namespace

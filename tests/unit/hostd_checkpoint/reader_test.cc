@@ -60,15 +60,15 @@ TEST_F(ReaderTest, AnyFlippedBitOfAnyFileNamesTheFile) {
     for (uint64_t offset : offsets) {
       const char good = At(file.name, offset);
       Put(file.name, offset, static_cast<char>(good ^ (1 << random() % 8)));
-      const auto other = NewState();
-      EXPECT_THAT(std::string(Load(PathOf(10), *other).status().message()),
+      HostState& other = Other();
+      EXPECT_THAT(std::string(Load(PathOf(10), other).status().message()),
                   HasSubstr(file.name))
           << offset;
       Put(file.name, offset, good);
     }
   }
-  const auto other = NewState();
-  EXPECT_OK(Load(PathOf(10), *other));
+  HostState& other = Other();
+  EXPECT_OK(Load(PathOf(10), other));
 }
 
 TEST_F(ReaderTest, TornFilesAreNamed) {
@@ -82,8 +82,8 @@ TEST_F(ReaderTest, TornFilesAreNamed) {
       if (bytes > 0) {
         ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(file.bytes)), 0);
       }
-      const auto other = NewState();
-      EXPECT_THAT(std::string(Load(PathOf(10), *other).status().message()),
+      HostState& other = Other();
+      EXPECT_THAT(std::string(Load(PathOf(10), other).status().message()),
                   HasSubstr(file.name));
       folder_.Write("checkpoints/step-00000010/" + file.name, good);
     }
@@ -110,8 +110,8 @@ TEST_F(ReaderTest, ValuesThatNoUpdateLeavesAreRefusedWhateverTheChecksums) {
       Put(state, c.offset + i, static_cast<char>(c.bytes[i]));
     }
     Forge();
-    const auto other = NewState();
-    EXPECT_THAT(Load(PathOf(10), *other).status(),
+    HostState& other = Other();
+    EXPECT_THAT(Load(PathOf(10), other).status(),
                 StatusIs(absl::StatusCode::kDataLoss,
                          AllOf(HasSubstr(state), HasSubstr("model.layers.0"))));
     for (size_t i = 0; i < good.size(); ++i) {
@@ -128,8 +128,8 @@ TEST_F(ReaderTest, ValuesThatNoUpdateLeavesAreRefusedWhateverTheChecksums) {
     Put(state, lo, 0);
     Put(state, lo + 1, static_cast<char>(0x80));
     Forge();
-    const auto other = NewState();
-    EXPECT_THAT(Load(PathOf(10), *other).status(),
+    HostState& other = Other();
+    EXPECT_THAT(Load(PathOf(10), other).status(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr(state)));
   }
 }
@@ -139,21 +139,20 @@ TEST_F(ReaderTest, AnotherModelsCheckpointIsRefused) {
   options.layers = 3;
   std::filesystem::remove_all(folder_.Sub("model"));
   MakeModel(options);
-  const auto other = NewState();
-  EXPECT_FALSE(Load(PathOf(10), *other).ok());
+  HostState& other = Other();
+  EXPECT_FALSE(Load(PathOf(10), other).ok());
 }
 
 TEST_F(ReaderTest, DescriptorsThatAreNotTheFilesAreRefused) {
-  const auto other = NewState();
+  HostState& other = Other();
   EXPECT_THAT(
-      LoadCheckpoint({}, {Sampler(), 1000}, *other).status(),
+      LoadCheckpoint({}, {Sampler(), 1000}, other).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("manifest.json")));
   std::vector<std::pair<std::string, UniqueFd>> files;
   files.emplace_back(checkpoint::kManifestFile,
                      *OpenFile(PathOf(10) + "/manifest.json", O_RDONLY));
   files.emplace_back("model.safetensors", *OpenFile("/dev/null", O_RDONLY));
-  EXPECT_FALSE(
-      LoadCheckpoint(std::move(files), {Sampler(), 1000}, *other).ok());
+  EXPECT_FALSE(LoadCheckpoint(std::move(files), {Sampler(), 1000}, other).ok());
 }
 
 }  // namespace

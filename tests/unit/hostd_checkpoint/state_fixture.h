@@ -44,6 +44,10 @@ inline std::string BytesOf(const HostState& state) {
 
 class StateTest : public ::testing::Test {
  protected:
+  explicit StateTest(
+      const std::string& base = testing::TempFolder::DiskFolder())
+      : folder_(base), root_(folder_.path()) {}
+
   void MakeModel(const testing::TinyModelOptions& options) {
     testing::WriteTinyModel(folder_.Sub("model"), options);
     layout_ = model::MakeStateLayout(testing::TinyConfig(options));
@@ -52,6 +56,7 @@ class StateTest : public ::testing::Test {
     source_ = std::make_unique<model::TensorSource>(*std::move(source));
     files_ = *checkpoint::MakeFiles(layout_, *source_);
     state_ = NewState();
+    other_ = nullptr;
     SDP_CHECK(LoadParameters(*source_, *state_).ok(), "load");
     Train(1);
   }
@@ -64,6 +69,23 @@ class StateTest : public ::testing::Test {
     auto state = HostState::Create("test", layout_, plan);
     SDP_CHECK(state.ok(), state.status().ToString());
     return *std::move(state);
+  }
+  // A state to load into, made once, as its segments are large beside what is
+  // in them: full of garbage each time.
+  HostState& Other() {
+    if (other_ == nullptr) other_ = NewState();
+    for (size_t u = 0; u < layout_.units.size(); ++u) {
+      const PlaneSpan p =
+          other_->planes(static_cast<int>(u), 0, layout_.units[u].count);
+      std::memset(p.lo, 0x55, 2 * p.count);
+      std::memset(p.m, 0x55, 4 * p.count);
+      std::memset(p.v, 0x55, 4 * p.count);
+      // A model's files have no padding.
+      for (const model::Tensor& t : layout_.units[u].tensors) {
+        std::memset(p.hi + t.offset, 0x55, 2 * t.count);
+      }
+    }
+    return *other_;
   }
   // Other values everywhere, as after some steps.
   void Train(uint32_t seed) {
@@ -83,11 +105,15 @@ class StateTest : public ::testing::Test {
   }
 
   static checkpoint::Identity Sampler() { return {{"seed", "42"}}; }
-  std::string Checkpoints() const { return folder_.Sub("checkpoints"); }
+  std::string Checkpoints() const { return root_ + "/checkpoints"; }
 
   // As rank 0 and the daemon do it together.
   absl::Status Save(uint64_t step, DiskCalls& calls = RealDiskCalls(),
                     int threads = 1, uint64_t keep = 2) {
+    SDP_RETURN_IF_ERROR(Commit(step, calls, threads));
+    return checkpoint::Prune(Checkpoints(), keep, calls);
+  }
+  absl::Status Commit(uint64_t step, DiskCalls& calls, int threads = 1) {
     SDP_ASSIGN_OR_RETURN(
         auto made,
         checkpoint::NewCheckpoint::Create(
@@ -110,8 +136,7 @@ class StateTest : public ::testing::Test {
     for (size_t i = 0; i < files_.size(); ++i) {
       manifest.files.push_back({files_[i].name, files_[i].bytes, crcs[i]});
     }
-    SDP_RETURN_IF_ERROR(made->Commit(manifest));
-    return checkpoint::Prune(Checkpoints(), keep, calls);
+    return made->Commit(manifest);
   }
   // As rank 0 passes its files.
   absl::StatusOr<checkpoint::Manifest> Load(const std::string& path,
@@ -132,10 +157,11 @@ class StateTest : public ::testing::Test {
   }
 
   testing::TempFolder folder_;
+  std::string root_;  // where checkpoints are
   model::StateLayout layout_;
   std::unique_ptr<model::TensorSource> source_;
   std::vector<checkpoint::File> files_;
-  std::unique_ptr<HostState> state_;
+  std::unique_ptr<HostState> state_, other_;
 };
 
 }  // namespace slidedp::hostd
