@@ -38,7 +38,7 @@ class LinearGpuTest
 
   void CheckForward(const Size& s, bool bias, bool add);
   void CheckBackwardInput(const Size& s, bool add);
-  void CheckBackwardWeight(const Size& s, bool bias);
+  void CheckBackwardWeight(const Size& s, bool bias, bool add);
 
   GpuBench bench_;
   std::unique_ptr<CudaLinear> linear_;
@@ -107,12 +107,13 @@ void LinearGpuTest::CheckBackwardInput(const Size& s, bool add) {
       Tolerance(dtype()));
 }
 
-void LinearGpuTest::CheckBackwardWeight(const Size& s, bool bias) {
-  SCOPED_TRACE(
-      absl::StrCat(s.tokens, " x ", s.in, " x ", s.out, bias ? ", bias" : ""));
+void LinearGpuTest::CheckBackwardWeight(const Size& s, bool bias, bool add) {
+  SCOPED_TRACE(absl::StrCat(s.tokens, " x ", s.in, " x ", s.out,
+                            bias ? ", bias" : "", add ? ", add" : ""));
   const Floats x = OnDevice(RandomFloats(s.tokens * s.in, 8), dtype());
   const Floats d_y = OnDevice(RandomFloats(s.tokens * s.out, 9), dtype());
-  const Floats w_before = RandomFloats(s.out * s.in, 10);
+  const Floats w_before =
+      add ? RandomFloats(s.out * s.in, 10) : Floats(s.out * s.in, kNaN);
   const Floats b_before = RandomFloats(s.out, 11);
   float* d_w = bench_.Upload(w_before);
   float* d_b = bench_.Upload(b_before);
@@ -121,10 +122,10 @@ void LinearGpuTest::CheckBackwardWeight(const Size& s, bool bias) {
   Vec d_x, w_want, b_want;
   reference::LinearBackward(Wide(x), Vec(s.out * s.in), Wide(d_y), s.tokens,
                             s.in, s.out, d_x, w_want, b_want);
-  w_want = Plus(w_want, w_before);
+  if (add) w_want = Plus(w_want, w_before);
   b_want = Plus(b_want, b_before);
   ASSERT_OK(linear_->BackwardWeight(x_there, d_y_there, s.tokens, s.in, s.out,
-                                    d_w, bias ? d_b : nullptr,
+                                    add, d_w, bias ? d_b : nullptr,
                                     bench_.stream()));
   ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
   EXPECT_LT(RelativeError(bench_.Download(d_w, w_before.size()), w_want),
@@ -153,22 +154,27 @@ TEST_P(LinearGpuTest, BackwardInputIsTheProduct) {
   }
 }
 
-TEST_P(LinearGpuTest, BackwardWeightAddsToTheAccumulator) {
+TEST_P(LinearGpuTest, BackwardWeightWritesOrAddsToTheAccumulator) {
   for (const Size& s : kSizes) {
-    CheckBackwardWeight(s, /*bias=*/false);
-    CheckBackwardWeight(s, /*bias=*/true);
+    for (bool bias : {false, true}) {
+      CheckBackwardWeight(s, bias, /*add=*/false);
+      CheckBackwardWeight(s, bias, /*add=*/true);
+    }
   }
 }
 
-TEST_P(LinearGpuTest, NoTokensLeaveEverythingAsItIs) {
+TEST_P(LinearGpuTest, NoTokensAddNothing) {
   float* d_w = bench_.Upload(Floats(12, 5));
   EXPECT_OK(linear_->Forward(nullptr, nullptr, nullptr, 0, 3, 4, nullptr,
                              nullptr, bench_.stream()));
   EXPECT_OK(linear_->BackwardInput(nullptr, nullptr, 0, 3, 4, false, nullptr,
                                    bench_.stream()));
-  EXPECT_OK(linear_->BackwardWeight(nullptr, nullptr, 0, 3, 4, d_w, nullptr,
-                                    bench_.stream()));
+  EXPECT_OK(linear_->BackwardWeight(nullptr, nullptr, 0, 3, 4, /*add=*/true,
+                                    d_w, nullptr, bench_.stream()));
   EXPECT_EQ(bench_.Download(d_w, 12), Floats(12, 5));
+  EXPECT_OK(linear_->BackwardWeight(nullptr, nullptr, 0, 3, 4, /*add=*/false,
+                                    d_w, nullptr, bench_.stream()));
+  EXPECT_EQ(bench_.Download(d_w, 12), Floats(12, 0));
 }
 
 TEST_P(LinearGpuTest, OperandsMayLieAnywhereInTheirBuffers) {
@@ -204,8 +210,8 @@ TEST_P(LinearGpuTest, RepeatedRunsGiveTheSameBits) {
   for (int run = 0; run < 3; ++run) {
     float* d_w = bench_.Upload(Floats(s.out * s.in));
     float* d_b = bench_.Upload(Floats(s.out));
-    ASSERT_OK(linear_->BackwardWeight(x, d_y, s.tokens, s.in, s.out, d_w, d_b,
-                                      bench_.stream()));
+    ASSERT_OK(linear_->BackwardWeight(x, d_y, s.tokens, s.in, s.out,
+                                      /*add=*/true, d_w, d_b, bench_.stream()));
     ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
     const Floats w = bench_.Download(d_w, s.out * s.in);
     const Floats b = bench_.Download(d_b, s.out);
@@ -215,6 +221,24 @@ TEST_P(LinearGpuTest, RepeatedRunsGiveTheSameBits) {
     }
     EXPECT_EQ(w, first_w);
     EXPECT_EQ(b, first_b);
+  }
+}
+
+TEST_P(LinearGpuTest, WrittenIsWhatIsAddedToZeros) {
+  for (const Size& s : kSizes) {
+    SCOPED_TRACE(absl::StrCat(s.tokens, " x ", s.in, " x ", s.out));
+    Act x = bench_.UploadAct(RandomFloats(s.tokens * s.in, 18), dtype());
+    Act d_y = bench_.UploadAct(RandomFloats(s.tokens * s.out, 19), dtype());
+    float* added = bench_.Upload(Floats(s.out * s.in));
+    float* written = bench_.Upload(Floats(s.out * s.in, kNaN));
+    for (bool add : {false, true}) {
+      ASSERT_OK(linear_->BackwardWeight(x, d_y, s.tokens, s.in, s.out, add,
+                                        add ? added : written, nullptr,
+                                        bench_.stream()));
+    }
+    ASSERT_OK(bench_.device().Synchronize(bench_.stream()));
+    EXPECT_EQ(bench_.Download(written, s.out * s.in),
+              bench_.Download(added, s.out * s.in));
   }
 }
 
@@ -230,14 +254,17 @@ TEST_P(LinearGpuTest, AfterWarmUpNothingIsPlannedOrAllocated) {
                              bench_.stream()));
   ASSERT_OK(linear_->BackwardInput(y, w, s.tokens, s.in, s.out, false, x,
                                    bench_.stream()));
-  ASSERT_OK(linear_->BackwardWeight(x, y, s.tokens, s.in, s.out, d_w, d_b,
-                                    bench_.stream()));
+  for (bool add : {false, true}) {
+    ASSERT_OK(linear_->BackwardWeight(x, y, s.tokens, s.in, s.out, add, d_w,
+                                      d_b, bench_.stream()));
+  }
   linear_->set_mode(PlanMode::kFrozen);
   bench_.workspace().Freeze();
 
   CheckForward(s, /*bias=*/false, /*add=*/false);
   CheckBackwardInput(s, /*add=*/false);
-  CheckBackwardWeight(s, /*bias=*/true);
+  CheckBackwardWeight(s, /*bias=*/true, /*add=*/false);
+  CheckBackwardWeight(s, /*bias=*/true, /*add=*/true);
 
   const size_t allocated = bench_.device().allocated_bytes();
   EXPECT_THAT(

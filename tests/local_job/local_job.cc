@@ -65,10 +65,14 @@ struct Machine {
   std::unique_ptr<ops::Ops> ops;
 };
 
-absl::StatusOr<Machine> MakeMachine(const policy::Plan& plan, int rank) {
+absl::StatusOr<Machine> MakeMachine(const LocalJobOptions& options,
+                                    const policy::Plan& plan, int rank) {
   Machine machine;
   if (plan.device == policy::DeviceKind::kCpu) {
     machine.device = device::NewCpuDevice({});
+    if (options.wrap_device) {
+      machine.device = options.wrap_device(std::move(machine.device));
+    }
     machine.ops = ops::NewCpuOps(plan.compute_threads);
     return machine;
   }
@@ -146,7 +150,7 @@ absl::Status RunRank(const LocalJobOptions& options,
                      Evaluations& evaluations, int rank) {
   const policy::Plan& plan = state.plan();
   SDP_ASSIGN_OR_RETURN(const RankMappings maps, MapAsWorker(state));
-  SDP_ASSIGN_OR_RETURN(const Machine machine, MakeMachine(plan, rank));
+  SDP_ASSIGN_OR_RETURN(const Machine machine, MakeMachine(options, plan, rank));
   std::unique_ptr<collective::Collective> collectives[policy::kCommunicators];
   if (plan.ranks > 1) {
     const uint64_t staging = policy::ExchangeStagingBytes(plan);

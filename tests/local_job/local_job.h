@@ -4,11 +4,14 @@
 // rank.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/device/device.h"
 #include "common/model/tensor_rules.h"
 #include "hostd/store/host_state.h"
 #include "hostd/update/engine.h"
@@ -39,6 +42,10 @@ struct LocalJobOptions {
   std::optional<uint64_t> stop_at_evaluation;
   // Of rank 0; on_batch is taken if label_every_position.
   step::Hooks hooks;
+  // What stands between a CPU rank and its device; empty: nothing.
+  std::function<std::unique_ptr<device::Device>(
+      std::unique_ptr<device::Device>)>
+      wrap_device;
   // CPU ranks rehearse their step first, as GPUs do.
   bool rehearse = false;
   // Run the update engine. Without it, only one step can be run.

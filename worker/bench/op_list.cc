@@ -73,6 +73,7 @@ class ListBuilder {
     list_.push_back({name + ".weight_gradient", OpKind::kGemm, flops, 0, false,
                      in_layer, [=, &ops, &stream] {
                        return ops.LinearBackwardWeight(x, d_y, rows, in, out,
+                                                       /*add=*/true,
                                                        static_cast<float*>(d_w),
                                                        d_bias, stream);
                      }});

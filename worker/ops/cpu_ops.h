@@ -54,8 +54,9 @@ class CpuOps final : public Ops {
                                    int64_t in, int64_t out, bool add, Act d_x,
                                    Stream& stream) override;
   absl::Status LinearBackwardWeight(ConstAct x, ConstAct d_y, int64_t tokens,
-                                    int64_t in, int64_t out, float* d_w,
-                                    float* d_bias, Stream& stream) override;
+                                    int64_t in, int64_t out, bool add,
+                                    float* d_w, float* d_bias,
+                                    Stream& stream) override;
   absl::Status QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
                                  const bf16* k_norm, double eps,
                                  const float* inverse_frequencies,

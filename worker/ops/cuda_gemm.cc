@@ -146,7 +146,8 @@ class CudaGemmImpl : public CudaGemm {
           sizeof(operands.bias)));
     }
     const float alpha = 1, beta = shape.add ? 1 : 0;
-    // Without one the library still asks for an address.
+    // Without one the library still asks for an address; with beta = 0 it does
+    // not read there.
     const void* c = shape.add ? operands.c : operands.d;
     SDP_RETURN_IF_CUBLAS_ERROR(cublasLtMatmul(
         handle_.get(), plan.desc.get(), &alpha, operands.a, plan.a.get(),

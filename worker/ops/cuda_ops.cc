@@ -47,9 +47,10 @@ absl::Status CudaOps::LinearBackwardInput(ConstAct d_y, const bf16* w,
 
 absl::Status CudaOps::LinearBackwardWeight(ConstAct x, ConstAct d_y,
                                            int64_t tokens, int64_t in,
-                                           int64_t out, float* d_w,
+                                           int64_t out, bool add, float* d_w,
                                            float* d_bias, Stream& stream) {
-  return linear_->BackwardWeight(x, d_y, tokens, in, out, d_w, d_bias, stream);
+  return linear_->BackwardWeight(x, d_y, tokens, in, out, add, d_w, d_bias,
+                                 stream);
 }
 
 absl::Status CudaOps::AttentionForward(ConstAct qkv,

@@ -106,13 +106,16 @@ absl::Status CpuOps::LinearBackwardInput(ConstAct d_y, const bf16* w,
 
 absl::Status CpuOps::LinearBackwardWeight(ConstAct x, ConstAct d_y,
                                           int64_t tokens, int64_t in,
-                                          int64_t out, float* d_w,
+                                          int64_t out, bool add, float* d_w,
                                           float* d_bias, Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
   return Enqueue(stream, [=, this] {
     const float* a = static_cast<const float*>(d_y);
     const float* b = static_cast<const float*>(x);
-    if (tokens == 0) return;
+    if (tokens == 0) {
+      if (!add) ZeroRows(out, in, d_w, in);
+      return;
+    }
     int64_t tile_m = Part(out, 256), tile_n = Part(in, 768);
     const auto tiles = [&] { return Parts(out, tile_m) * Parts(in, tile_n); };
     if (tiles() < kWantedTiles) tile_m = Part(out, 128);
@@ -122,7 +125,7 @@ absl::Status CpuOps::LinearBackwardWeight(ConstAct x, ConstAct d_y,
       const int64_t m0 = i / columns * tile_m, n0 = i % columns * tile_n;
       Gemm(CblasTrans, CblasNoTrans, std::min(tile_m, out - m0),
            std::min(tile_n, in - n0), tokens, 1.0f, a + m0, out, b + n0, in,
-           /*add=*/true, d_w + m0 * in + n0, in);
+           add, d_w + m0 * in + n0, in);
     };
     ForTasks(tiles(), std::cref(task));
     if (d_bias == nullptr) return;

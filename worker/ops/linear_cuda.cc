@@ -100,15 +100,18 @@ absl::Status CudaLinear::BackwardInput(ConstAct d_y, const bf16* w,
 
 absl::Status CudaLinear::BackwardWeight(ConstAct x, ConstAct d_y,
                                         int64_t tokens, int64_t in, int64_t out,
-                                        float* d_w, float* d_bias,
+                                        bool add, float* d_w, float* d_bias,
                                         Stream& stream) {
   SDP_RETURN_IF_ERROR(CheckLinear(tokens, in, out));
-  if (tokens == 0) return absl::OkStatus();
+  if (tokens == 0) {
+    return add ? absl::OkStatus()
+               : device_.FillZero(d_w, in * out * sizeof(float), stream);
+  }
   const GemmShape shape = {
       .type = wide() ? GemmType::kF32 : GemmType::kBf16IntoF32,
       .transpose_a = false,
       .transpose_b = true,
-      .add = true,
+      .add = add,
       .bias = false,
       .m = in,
       .n = out,
@@ -116,7 +119,8 @@ absl::Status CudaLinear::BackwardWeight(ConstAct x, ConstAct d_y,
       .lda = in,
       .ldb = out,
       .ldd = in};
-  SDP_RETURN_IF_ERROR(gemm_->Run(shape, {x, d_y, d_w, d_w, nullptr}, stream));
+  SDP_RETURN_IF_ERROR(
+      gemm_->Run(shape, {x, d_y, add ? d_w : nullptr, d_w, nullptr}, stream));
   if (d_bias == nullptr) return absl::OkStatus();
   return AddColumnSums(d_y, tokens, out, d_bias, stream);
 }

@@ -30,7 +30,7 @@ class CudaLinear {
                              int64_t in, int64_t out, bool add, Act d_x,
                              Stream& stream);
   absl::Status BackwardWeight(ConstAct x, ConstAct d_y, int64_t tokens,
-                              int64_t in, int64_t out, float* d_w,
+                              int64_t in, int64_t out, bool add, float* d_w,
                               float* d_bias, Stream& stream);
 
  private:

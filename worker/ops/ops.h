@@ -2,7 +2,8 @@
 // Two implementations: CPU (BLAS, float32 activations) and CUDA.
 //
 // Activations are in activation_dtype(), row-major; weights are BF16 as they
-// lie in a window slot; weight gradients are added to float32 accumulators.
+// lie in a window slot; weight gradients go to float32 accumulators, to which
+// they are added unless an op says otherwise.
 // T = tokens (rows) of a micro-batch = batch * sequence. Shapes are given at
 // each method. Formulas: models.md section 1. Every op is deterministic: same
 // inputs, same bits, whatever the thread count.
@@ -92,10 +93,11 @@ class Ops {
                                            int64_t tokens, int64_t in,
                                            int64_t out, bool add, Act d_x,
                                            Stream& stream) = 0;
-  // d_w [out, in] += d_y^T x; d_bias [out] += column sums of d_y, if not null.
+  // d_w [out, in] (+)= d_y^T x: `add`: added to, else written, whatever it
+  // held. d_bias [out] += column sums of d_y, if not null.
   virtual absl::Status LinearBackwardWeight(ConstAct x, ConstAct d_y,
                                             int64_t tokens, int64_t in,
-                                            int64_t out, float* d_w,
+                                            int64_t out, bool add, float* d_w,
                                             float* d_bias, Stream& stream) = 0;
 
   // qkv, out [tokens, qkv_dim]: per head RMS norm of q and k with weights

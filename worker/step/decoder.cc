@@ -164,18 +164,19 @@ absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
   const uint8_t missing = MissingInBackward(a.kept, config_.qk_norm);
   const uint8_t there = a.kept | missing;
   const ops::AttentionShape shape = Shape(layer, micro_batch);
+  const bool add = micro_batch > 0;
   SDP_RETURN_IF_ERROR(Compute(missing, shape, a, weights, input, stream));
   SDP_RETURN_IF_ERROR(BackwardMlp(a, (there & Bit(Segment::kPostNorm)) != 0,
-                                  weights, d_hidden, stream));
+                                  weights, add, d_hidden, stream));
   return BackwardAttention(shape, a, (there & Bit(Segment::kInputNorm)) != 0,
-                           weights, input, d_hidden, stream);
+                           weights, add, input, d_hidden, stream);
 }
 
 // The residual path carries d_hidden on unchanged. A norm that is not there is
 // written by its backward pass over the gradient that this has consumed.
 absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
-                                  const UnitWeights& weights, ops::Act d_hidden,
-                                  device::Stream& stream) {
+                                  const UnitWeights& weights, bool add,
+                                  ops::Act d_hidden, device::Stream& stream) {
   const int64_t h = config_.hidden;
   const int64_t inner = config_.intermediate;
   void* gate_up = a.at(Segment::kGateUp);
@@ -188,7 +189,7 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
                                           gate_up, activated_, stream));
   if (float* d_down = weights.d(Role::kDown)) {
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-        activated_, d_hidden, tokens_, inner, h, d_down, nullptr, stream));
+        activated_, d_hidden, tokens_, inner, h, add, d_down, nullptr, stream));
   }
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up, weights.w(Role::kGate),
                                                tokens_, h, 2 * inner,
@@ -200,20 +201,20 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
       has_post_norm ? nullptr : normed, stream));
   float* d_gate = weights.d(Role::kGate);
   if (d_gate == nullptr) return absl::OkStatus();
-  return ops_.LinearBackwardWeight(normed, gate_up, tokens_, h, 2 * inner,
+  return ops_.LinearBackwardWeight(normed, gate_up, tokens_, h, 2 * inner, add,
                                    d_gate, nullptr, stream);
 }
 
 absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
                                         const Places& a, bool has_input_norm,
-                                        const UnitWeights& weights,
+                                        const UnitWeights& weights, bool add,
                                         ops::ConstAct input, ops::Act d_hidden,
                                         device::Stream& stream) {
   const int64_t h = config_.hidden;
   if (float* d_o = weights.d(Role::kO)) {
-    SDP_RETURN_IF_ERROR(
-        ops_.LinearBackwardWeight(a.at(Segment::kAttention), d_hidden, tokens_,
-                                  config_.q_dim(), h, d_o, nullptr, stream));
+    SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
+        a.at(Segment::kAttention), d_hidden, tokens_, config_.q_dim(), h, add,
+        d_o, nullptr, stream));
   }
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
       d_hidden, weights.w(Role::kO), tokens_, config_.q_dim(), h,
@@ -236,7 +237,7 @@ absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
   float* d_qkv_weight = weights.d(Role::kQ);
   if (d_qkv_weight == nullptr) return absl::OkStatus();
   return ops_.LinearBackwardWeight(normed, d_qkv_, tokens_, h,
-                                   config_.qkv_dim(), d_qkv_weight,
+                                   config_.qkv_dim(), add, d_qkv_weight,
                                    weights.d(Role::kQBias), stream);
 }
 

@@ -45,7 +45,8 @@ class Decoder {
                        ops::Act output, device::Stream& stream);
   // After Forward of the same layer and micro-batch; others may lie between.
   // d_hidden [tokens, hidden]: gradient of the layer's output on entry, of its
-  // input on return. Weight gradients are added.
+  // input on return. Matrices' gradients are written by micro-batch 0, which
+  // comes first, and added to by the others; vectors' are added to.
   absl::Status Backward(int64_t layer, int64_t micro_batch,
                         const UnitWeights& weights, ops::ConstAct input,
                         ops::Act d_hidden, device::Stream& stream);
@@ -65,11 +66,11 @@ class Decoder {
                        const Places& a, const UnitWeights& weights,
                        ops::ConstAct input, device::Stream& stream);
   absl::Status BackwardMlp(const Places& a, bool has_post_norm,
-                           const UnitWeights& weights, ops::Act d_hidden,
-                           device::Stream& stream);
+                           const UnitWeights& weights, bool add,
+                           ops::Act d_hidden, device::Stream& stream);
   absl::Status BackwardAttention(const ops::AttentionShape& shape,
                                  const Places& a, bool has_input_norm,
-                                 const UnitWeights& weights,
+                                 const UnitWeights& weights, bool add,
                                  ops::ConstAct input, ops::Act d_hidden,
                                  device::Stream& stream);
   ops::AttentionShape Shape(int64_t layer, int64_t micro_batch) const;

@@ -15,6 +15,39 @@ using model::UnitKind;
 using policy::GradRoute;
 using policy::ReduceDType;
 
+namespace {
+
+// Whether the unit's first micro-batch writes this gradient: a matrix's, but a
+// table's only where the head is its product.
+bool IsWritten(const model::StateLayout& layout, const model::Tensor& tensor) {
+  using model::Role;
+  switch (tensor.role) {
+    case Role::kQ:
+    case Role::kK:
+    case Role::kV:
+    case Role::kO:
+    case Role::kGate:
+    case Role::kUp:
+    case Role::kDown:
+    case Role::kHead:
+      return true;
+    case Role::kEmbedding:
+      return layout.tied();
+    case Role::kInputNorm:
+    case Role::kQBias:
+    case Role::kKBias:
+    case Role::kVBias:
+    case Role::kQNorm:
+    case Role::kKNorm:
+    case Role::kPostNorm:
+    case Role::kFinalNorm:
+      return false;
+  }
+  SDP_CHECK(false, "unknown role");
+}
+
+}  // namespace
+
 absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
   Gradients g(inputs);
   g.schedule_ = policy::MakeGradSchedule(*inputs.layout, *inputs.plan);
@@ -40,7 +73,7 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
     }
     SDP_CHECK(slot.sum != nullptr && slot.drain != nullptr, suffix);
     for (auto* event :
-         {&slot.computed, &slot.reduced, &slot.zeroed, &slot.drained}) {
+         {&slot.computed, &slot.reduced, &slot.ready, &slot.drained}) {
       SDP_ASSIGN_OR_RETURN(*event, inputs.device->NewEvent());
     }
     slots.push_back(std::move(slot));
@@ -50,6 +83,18 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
   for (int i = 0; i < inputs.plan->grad_slots; ++i) {
     SDP_RETURN_IF_ERROR(add(g.decoder_, absl::StrCat("decoder.", i), true));
   }
+  const int units = static_cast<int>(inputs.layout->units.size());
+  for (int unit = 0; unit < units; ++unit) {
+    g.added_.push_back(g.AddedRanges(unit));
+  }
+  for (int unit = 0; unit < units; ++unit) {
+    // The head is the first of the ends.
+    if (inputs.layout->units[unit].kind == UnitKind::kDecoder ||
+        unit == inputs.layout->head_unit()) {
+      SDP_RETURN_IF_ERROR(g.MakeReady(unit));
+    }
+  }
+  SDP_RETURN_IF_ERROR(inputs.device->Synchronize(*g.reduce_));
   return g;
 }
 
@@ -59,9 +104,41 @@ Gradients::Slot& Gradients::SlotOf(int unit) {
                                       : ends_[0];
 }
 
+std::vector<Gradients::Range> Gradients::AddedRanges(int unit) {
+  std::vector<Range> ranges;
+  uint64_t at = 0;
+  const auto add_until = [&](uint64_t end) {
+    if (end > at) ranges.push_back({at, end});
+  };
+  for (const model::Tensor& tensor : in_.layout->units[unit].tensors) {
+    if (!IsWritten(*in_.layout, tensor)) continue;
+    add_until(tensor.offset);
+    at = tensor.offset + tensor.count;
+  }
+  add_until(SlotOf(unit).sum_elements);
+  return ranges;
+}
+
+absl::Status Gradients::MakeReady(int unit) {
+  Slot& slot = SlotOf(unit);
+  for (const Range& range : added_[unit]) {
+    SDP_RETURN_IF_ERROR(in_.device->FillZero(
+        slot.sum + range.begin, (range.end - range.begin) * sizeof(float),
+        *reduce_));
+  }
+  return in_.device->Record(*slot.ready, *reduce_);
+}
+
+int Gradients::Successor(int unit) const {
+  const model::StateLayout& layout = *in_.layout;
+  if (layout.units[unit].kind == UnitKind::kDecoder) return unit;
+  return unit == layout.embedding_unit() ? layout.head_unit()
+                                         : layout.embedding_unit();
+}
+
 absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
   Slot& slot = SlotOf(unit);
-  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot.zeroed, compute));
+  SDP_RETURN_IF_ERROR(in_.device->Wait(*slot.ready, compute));
   return slot.sum;
 }
 
@@ -129,20 +206,17 @@ absl::Status Gradients::Finish(int unit, uint64_t step,
   device::Device& device = *in_.device;
   SDP_RETURN_IF_ERROR(device.Record(*slot.computed, compute));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.computed, *reduce_));
-  // Beside compute, which has the next unit at hand.
-  const auto zero = [&]() -> absl::Status {
-    SDP_RETURN_IF_ERROR(
-        device.FillZero(slot.sum, slot.sum_elements * sizeof(float), *reduce_));
-    return device.Record(*slot.zeroed, *reduce_);
-  };
-  if (in_.compute_only || in_.layout->units[unit].frozen()) return zero();
+  if (in_.compute_only || in_.layout->units[unit].frozen()) {
+    return MakeReady(Successor(unit));
+  }
   SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
   SDP_RETURN_IF_ERROR(
       in_.times->Begin(Lane::kReduce, step, {"reduce", unit}, *reduce_));
   SDP_ASSIGN_OR_RETURN(const Share share, Reduce(unit, slot));
   SDP_RETURN_IF_ERROR(in_.times->End(Lane::kReduce, step, *reduce_));
   SDP_RETURN_IF_ERROR(device.Record(*slot.reduced, *reduce_));
-  SDP_RETURN_IF_ERROR(zero());
+  // Beside compute, which has the next unit at hand.
+  SDP_RETURN_IF_ERROR(MakeReady(Successor(unit)));
   return Drain(unit, step, share, slot);
 }
 

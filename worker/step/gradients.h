@@ -1,6 +1,10 @@
-// Gradient accumulators on the device and their way down: zero when a unit's
-// backward begins, reduced by the unit's route when it ends and zeroed for the
-// next one, drained to `grads` in chunks that are announced one by one.
+// Gradient accumulators on the device and their way down: reduced by the unit's
+// route when its backward ends, made ready for the next one, drained to `grads`
+// in chunks that are announced one by one.
+//
+// A unit takes an accumulator that is zero but for the gradients of matrices
+// that products write: these hold anything until their first product, and those
+// of what is frozen until they are reduced.
 //
 // Decoder units take turns in `grad_slots` accumulators. The ends share
 // another: a head's gradient has long gone when the embedding's begins, and a
@@ -49,7 +53,7 @@ class Gradients {
   static int64_t Waits(const model::StateLayout& layout,
                        const policy::Plan& plan, int rank);
 
-  // The unit's accumulator, zero for what comes next on `compute`.
+  // The unit's accumulator, ready for what comes next on `compute`.
   absl::StatusOr<float*> Begin(int unit, device::Stream& compute);
   // As Begin returned it.
   float* accumulator(int unit) { return SlotOf(unit).sum; }
@@ -72,7 +76,11 @@ class Gradients {
     float* sum = nullptr;
     uint64_t sum_elements = 0;
     bf16* drain = nullptr;
-    std::unique_ptr<device::Event> computed, reduced, zeroed, drained;
+    std::unique_ptr<device::Event> computed, reduced, ready, drained;
+  };
+  // Elements from an accumulator's start.
+  struct Range {
+    uint64_t begin, end;
   };
   // What this rank drains of a unit: [begin, end), at `data`.
   struct Share {
@@ -82,6 +90,12 @@ class Gradients {
 
   explicit Gradients(const Inputs& inputs) : in_(inputs) {}
   Slot& SlotOf(int unit);
+  // All of the unit's accumulator but what products write.
+  std::vector<Range> AddedRanges(int unit);
+  // Zeroes on the reduce stream what `unit` adds to, and says that it may.
+  absl::Status MakeReady(int unit);
+  // The unit that takes the accumulator next, or one of the same shape.
+  int Successor(int unit) const;
   // Its part of the sum, with this rank's norm of it.
   absl::StatusOr<Share> Reduce(int unit, Slot& slot);
   absl::StatusOr<Share> Exchange(int unit, Slot& slot);
@@ -94,8 +108,9 @@ class Gradients {
   std::unique_ptr<device::Stream> reduce_, drain_;
   std::unique_ptr<device::Event> loss_computed_;
   std::vector<Slot> decoder_, ends_;
-  double* norms_ = nullptr;  // per unit, device memory
-  size_t next_chunk_ = 0;    // in this rank's sequence of the step
+  std::vector<std::vector<Range>> added_;  // per unit
+  double* norms_ = nullptr;                // per unit, device memory
+  size_t next_chunk_ = 0;  // in this rank's sequence of the step
 };
 
 }  // namespace slidedp::step

@@ -42,7 +42,9 @@ absl::Status Head::Run(const Weights& weights, ops::ConstAct input,
                                                  d_normed, stream));
     if (weights.d_table == nullptr) continue;
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
-        normed, logits_, rows, h, vocab, weights.d_table, nullptr, stream));
+        normed, logits_, rows, h, vocab,
+        /*add=*/weights.add_to_table || first > 0, weights.d_table,
+        /*d_bias=*/nullptr, stream));
   }
   if (d_input == nullptr) return absl::OkStatus();
   return ops_.RmsNormBackward(input, weights.norm, rstd_, d_norm_, tokens_, h,

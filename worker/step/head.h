@@ -21,6 +21,8 @@ class Head {
     const bf16* table;  // [vocab, hidden]
     float* d_norm;      // null in forward only
     float* d_table;     // null also if it is frozen
+    // d_table is added to from the first chunk on, which else writes it.
+    bool add_to_table = false;
   };
   // Called with each chunk of logits when its place in the stream is reached by
   // the enqueueing thread: may enqueue what reads them.
@@ -31,7 +33,7 @@ class Head {
        int64_t chunk_tokens, const Buffers& buffers);
 
   // *loss_sum += sum of token losses. With gradients: d_input [tokens, hidden]
-  // is written, weight gradients of scale * loss are added.
+  // is written, weight gradients are of scale * loss; d_norm is added to.
   absl::Status Run(const Weights& weights, ops::ConstAct input,
                    const int32_t* labels, float scale, double* loss_sum,
                    ops::Act d_input, const OnLogits& on_logits,

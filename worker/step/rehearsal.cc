@@ -76,7 +76,8 @@ absl::Status TrainerImpl::RehearseLayers() {
                            AlignmentOf(Input(layer, mb)),
                            AlignmentOf(Input(layer + 1, mb)),
                            AlignmentOf(input_again),
-                           AlignmentOf(DHidden(mb))};
+                           AlignmentOf(DHidden(mb)),
+                           mb > 0};  // adds to what the first one wrote
       Append(unit(u), likeness);
       if (!seen.insert(likeness).second) continue;
       const UnitWeights weights(unit(u), window_->slot_data(u),
@@ -100,12 +101,14 @@ absl::Status TrainerImpl::RehearseHead(const StepTokens& tokens) {
   std::set<Likeness> seen;
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
     void* input = Input(in_.config->layers, mb);
-    if (!seen.insert({AlignmentOf(input), AlignmentOf(DHidden(mb))}).second) {
+    const bool add = mb > 0;
+    if (!seen.insert({AlignmentOf(input), AlignmentOf(DHidden(mb)), add})
+             .second) {
       continue;
     }
     SDP_RETURN_IF_ERROR(
         head_->Run({weights.w(Role::kFinalNorm), weights.w(table),
-                    weights.d(Role::kFinalNorm), weights.d(table)},
+                    weights.d(Role::kFinalNorm), weights.d(table), add},
                    input, tokens.labels + mb * rows, tokens.scale,
                    tokens.loss_sum, DHidden(mb), /*on_logits=*/{}, *compute_));
   }

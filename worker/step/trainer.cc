@@ -281,10 +281,11 @@ absl::Status TrainerImpl::TurnAtHead(const Visit& visit,
                        gradients_->Begin(visit.unit, *compute_));
   const UnitWeights weights(unit(visit.unit), data, gradient);
   const Role table = in_.layout->tied() ? Role::kEmbedding : Role::kHead;
-  const Head::Weights head = {weights.w(Role::kFinalNorm), weights.w(table),
-                              weights.d(Role::kFinalNorm), weights.d(table)};
+  Head::Weights head = {weights.w(Role::kFinalNorm), weights.w(table),
+                        weights.d(Role::kFinalNorm), weights.d(table)};
   const int64_t rows = in_.plan->micro_batch_tokens();
   for (int64_t mb = 0; mb < in_.plan->micro_batches; ++mb) {
+    head.add_to_table = mb > 0;
     Head::OnLogits on_logits;
     if (hooks_.on_logits) {
       on_logits = [this, mb](int64_t first, int64_t count,

@@ -99,7 +99,8 @@ struct ComputeTimes {
 struct Hooks {
   // May replace the step's tokens and labels by as many others.
   std::function<void(uint64_t step, data::StepBatch& batch)> on_batch;
-  // The unit's float32 gradient of this rank, before reduction.
+  // The unit's float32 gradient of this rank, before reduction. What is frozen
+  // may hold anything.
   std::function<void(int unit, const float* gradient, uint64_t count)>
       on_gradient;
   // Logits of `rows` tokens of micro-batch `micro_batch`, from `first_row`.

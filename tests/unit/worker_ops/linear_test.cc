@@ -76,20 +76,30 @@ TEST_P(LinearTest, BackwardInputWritesOrAdds) {
   EXPECT_LT(RelativeError(d_x, Plus(want_d_x, before)), kTolerance);
 }
 
-TEST_P(LinearTest, BackwardWeightAddsToAccumulators) {
+TEST_P(LinearTest, BackwardWeightWritesOrAddsToAccumulators) {
   const auto [t, i, o] = GetParam();
   const Floats w_before = RandomFloats(o * i, 7);
   const Floats bias_before = RandomFloats(o, 8);
   Floats d_w = w_before, d_bias = bias_before;
-  ops.Run(ops->LinearBackwardWeight(x.data(), d_y.data(), t, i, o, d_w.data(),
-                                    d_bias.data(), ops.stream()));
+  ops.Run(ops->LinearBackwardWeight(x.data(), d_y.data(), t, i, o,
+                                    /*add=*/true, d_w.data(), d_bias.data(),
+                                    ops.stream()));
   EXPECT_LT(RelativeError(d_w, Plus(want_d_w, w_before)), kTolerance);
   EXPECT_LT(RelativeError(d_bias, Plus(want_d_bias, bias_before)), kTolerance);
 
-  d_w.assign(o * i, 0.0f);
-  ops.Run(ops->LinearBackwardWeight(x.data(), d_y.data(), t, i, o, d_w.data(),
+  // Written, to the bit as if added to zeros; a bias is added to all the same.
+  Floats added(o * i, 0.0f);
+  ops.Run(ops->LinearBackwardWeight(x.data(), d_y.data(), t, i, o,
+                                    /*add=*/true, added.data(),
                                     /*d_bias=*/nullptr, ops.stream()));
-  EXPECT_LT(RelativeError(d_w, want_d_w), kTolerance);
+  EXPECT_LT(RelativeError(added, want_d_w), kTolerance);
+  d_w.assign(o * i, kNaN);
+  d_bias = bias_before;
+  ops.Run(ops->LinearBackwardWeight(x.data(), d_y.data(), t, i, o,
+                                    /*add=*/false, d_w.data(), d_bias.data(),
+                                    ops.stream()));
+  EXPECT_EQ(d_w, added);
+  EXPECT_LT(RelativeError(d_bias, Plus(want_d_bias, bias_before)), kTolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearTest, testing::ValuesIn(kShapes),
@@ -103,11 +113,11 @@ TEST(LinearSplitTest, MicroBatchesAddUpToTheWholeBatch) {
   const int64_t in = 40, out = 77;
   OpsBench ops;
   const Floats x = RandomFloats(9 * in, 1), d_y = RandomFloats(9 * out, 2);
-  Floats d_w(out * in, 0.0f), d_bias(out, 0.0f);
+  Floats d_w(out * in, kNaN), d_bias(out, 0.0f);
   for (const auto& [first, count] : {std::pair{0, 1}, {1, 5}, {6, 3}}) {
     ops.Run(ops->LinearBackwardWeight(&x[first * in], &d_y[first * out], count,
-                                      in, out, d_w.data(), d_bias.data(),
-                                      ops.stream()));
+                                      in, out, /*add=*/first > 0, d_w.data(),
+                                      d_bias.data(), ops.stream()));
   }
   Vec d_x, want_d_w, want_d_bias;
   reference::LinearBackward(Wide(x), Vec(out * in, 0.0), Wide(d_y), 9, in, out,
@@ -116,16 +126,22 @@ TEST(LinearSplitTest, MicroBatchesAddUpToTheWholeBatch) {
   EXPECT_LT(RelativeError(d_bias, want_d_bias), kTolerance);
 }
 
-TEST(LinearArgumentsTest, NoTokensChangeNothing) {
+TEST(LinearArgumentsTest, NoTokensAddNothing) {
   OpsBench ops;
   const Bf16s w = RandomBf16s(6, 1);
   Floats d_w(6, 2.0f), d_bias(2, 3.0f), none(1, 4.0f);
   ops.Run(ops->LinearForward(none.data(), w.data(), nullptr, 0, 3, 2, nullptr,
                              none.data(), ops.stream()));
   ops.Run(ops->LinearBackwardWeight(none.data(), none.data(), 0, 3, 2,
-                                    d_w.data(), d_bias.data(), ops.stream()));
+                                    /*add=*/true, d_w.data(), d_bias.data(),
+                                    ops.stream()));
   EXPECT_EQ(none, Floats(1, 4.0f));
   EXPECT_EQ(d_w, Floats(6, 2.0f));
+  EXPECT_EQ(d_bias, Floats(2, 3.0f));
+  ops.Run(ops->LinearBackwardWeight(none.data(), none.data(), 0, 3, 2,
+                                    /*add=*/false, d_w.data(), d_bias.data(),
+                                    ops.stream()));
+  EXPECT_EQ(d_w, Floats(6, 0.0f));
   EXPECT_EQ(d_bias, Floats(2, 3.0f));
 }
 

@@ -50,19 +50,19 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
                              logits.data(), on));
   ops.Run(ops->CrossEntropy(logits.data(), ids.data(), t, v, 0.01f, &loss, on));
 
-  Floats d_x(t * h), d_table(v * h, 0.0f), d_act(t * n), d_down(h * n, 0.0f);
+  Floats d_x(t * h), d_table(v * h, 0.0f), d_act(t * n), d_down(h * n, kNaN);
   Floats d_gate_up(gate_up.size()), d_norm(h, 0.0f), d_att(t * q);
   Floats normed(t * h);
   Floats d_qkv(qkv.size()), d_q(16, 0.0f), d_k(16, 0.0f);
-  Floats d_w_qkv(qkv_dim * h, 0.0f), d_b_qkv(qkv_dim, 0.0f);
+  Floats d_w_qkv(qkv_dim * h, kNaN), d_b_qkv(qkv_dim, 0.0f);
   ops.Run(ops->LinearBackwardInput(logits.data(), table.data(), t, h, v, false,
                                    d_x.data(), on));
   ops.Run(ops->LinearBackwardWeight(x.data(), logits.data(), t, h, v,
-                                    d_table.data(), nullptr, on));
+                                    /*add=*/true, d_table.data(), nullptr, on));
   ops.Run(ops->LinearBackwardInput(d_x.data(), w_down.data(), t, n, h, false,
                                    d_act.data(), on));
   ops.Run(ops->LinearBackwardWeight(act.data(), d_x.data(), t, n, h,
-                                    d_down.data(), nullptr, on));
+                                    /*add=*/false, d_down.data(), nullptr, on));
   ops.Run(ops->SwiGluBackward(gate_up.data(), d_act.data(), t, n,
                               d_gate_up.data(), d_act.data(), on));
   ops.Run(ops->RmsNormBackward(x.data(), norm.data(), rstd.data(), d_x.data(),
@@ -76,7 +76,8 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
                                   inverse.data(), s, qk_rstd.data(),
                                   d_qkv.data(), d_q.data(), d_k.data(), on));
   ops.Run(ops->LinearBackwardWeight(a.data(), d_qkv.data(), t, h, qkv_dim,
-                                    d_w_qkv.data(), d_b_qkv.data(), on));
+                                    /*add=*/false, d_w_qkv.data(),
+                                    d_b_qkv.data(), on));
   ops.Run(ops->EmbeddingBackward(ids.data(), d_x.data(), t, h, v,
                                  d_table.data(), on));
   Bf16s drained(d_table.size());

@@ -64,9 +64,10 @@ class CountingOps : public ops::Ops {
     return ops_->LinearBackwardInput(d_y, w, tokens, in, out, add, d_x, stream);
   }
   absl::Status LinearBackwardWeight(ConstAct x, ConstAct d_y, int64_t tokens,
-                                    int64_t in, int64_t out, float* d_w,
-                                    float* d_bias, Stream& stream) override {
-    return ops_->LinearBackwardWeight(x, d_y, tokens, in, out, d_w, d_bias,
+                                    int64_t in, int64_t out, bool add,
+                                    float* d_w, float* d_bias,
+                                    Stream& stream) override {
+    return ops_->LinearBackwardWeight(x, d_y, tokens, in, out, add, d_w, d_bias,
                                       stream);
   }
   absl::Status QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
