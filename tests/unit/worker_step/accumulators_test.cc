@@ -67,40 +67,42 @@ class AccumulatorsTest : public TrainerTest {
 };
 
 TEST_F(AccumulatorsTest, OneRank) {
+  struct Case {
+    int64_t micro_batch, head_chunk;
+    int slots;
+  };
   for (bool tied : {false, true}) {
-    for (int64_t micro_batch : {2, 6}) {  // three micro-batches, and one
-      for (int64_t head_chunk : {0, 10}) {
-        for (int slots : {1, 2}) {
-          SCOPED_TRACE(absl::StrCat("tied ", tied, ", micro-batch ",
-                                    micro_batch, ", head chunk ", head_chunk,
-                                    ", slots ", slots));
-          LocalJobOptions options = ShortOptions(tied);
-          options.problem.micro_batch_size = micro_batch;
-          options.problem.head_chunk_tokens = head_chunk;
-          options.problem.grad_slots = slots;
-          ExpectIndependent(options);
-        }
-      }
+    // Three micro-batches, and one; all of a micro-batch at the head, and
+    // parts.
+    for (const Case& c : {Case{2, 0, 1}, Case{2, 10, 2}, Case{6, 10, 2}}) {
+      SCOPED_TRACE(absl::StrCat("tied ", tied, ", micro-batch ", c.micro_batch,
+                                ", head chunk ", c.head_chunk));
+      LocalJobOptions options = ShortOptions(tied);
+      options.problem.micro_batch_size = c.micro_batch;
+      options.problem.head_chunk_tokens = c.head_chunk;
+      options.problem.grad_slots = c.slots;
+      ExpectIndependent(options);
     }
   }
 }
 
 TEST_F(AccumulatorsTest, RanksOnEveryRoute) {
+  using policy::GradRoute;
+  using policy::ReduceDType;
   for (bool tied : {false, true}) {
-    for (auto grads :
-         {policy::GradRoute::kGpuRoot, policy::GradRoute::kGpuSharded,
-          policy::GradRoute::kCpu}) {
-      for (auto reduce :
-           {policy::ReduceDType::kF32, policy::ReduceDType::kBf16}) {
-        SCOPED_TRACE(absl::StrCat("tied ", tied, ", ", policy::Name(grads),
-                                  ", ", policy::Name(reduce)));
-        LocalJobOptions options = ShortOptions(tied);
-        // Shards that pass the unit's end.
-        options.problem.ranks = 3;
-        options.problem.grads = grads;
-        options.problem.reduce = reduce;
-        ExpectIndependent(options);
-      }
+    for (const auto& [grads, reduce] :
+         {std::pair{GradRoute::kGpuRoot, ReduceDType::kF32},
+          {GradRoute::kGpuSharded, ReduceDType::kF32},
+          {GradRoute::kGpuSharded, ReduceDType::kBf16},
+          {GradRoute::kCpu, ReduceDType::kBf16}}) {
+      SCOPED_TRACE(absl::StrCat("tied ", tied, ", ", policy::Name(grads), ", ",
+                                policy::Name(reduce)));
+      LocalJobOptions options = ShortOptions(tied);
+      // Shards that pass the unit's end.
+      options.problem.ranks = 3;
+      options.problem.grads = grads;
+      options.problem.reduce = reduce;
+      ExpectIndependent(options);
     }
   }
 }
