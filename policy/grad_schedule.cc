@@ -58,4 +58,10 @@ uint64_t ReportedRows(const model::StateLayout& layout) {
   return table.frozen ? 0 : table.shape[0];
 }
 
+bool DrainsUsedRows(const model::StateLayout& layout, const Plan& plan) {
+  const bool host_sums =
+      plan.embedding.grads == GradRoute::kCpu && plan.ranks > 1;
+  return ReportedRows(layout) > 0 && !host_sums;
+}
+
 }  // namespace slidedp::policy

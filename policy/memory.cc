@@ -129,6 +129,9 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
     add(absl::StrCat("gradient.decoder.", i), 4 * grad);
     add(absl::StrCat("drain.decoder.", i), 2 * drain);
   }
+  if (DrainsUsedRows(layout, plan)) {  // of all ranks
+    add("used_rows", plan.ranks * 8 * shm::RowWords(ReportedRows(layout)));
+  }
   const uint64_t batch_bytes = 4 * plan.batch_ints();
   add("tokens", 2 * batch_bytes);         // of two steps
   add("pinned.tokens", 2 * batch_bytes);  // their staging, host memory

@@ -131,6 +131,11 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
 // come. 0 when tied: the head's part reaches every row; and when it is frozen.
 uint64_t ReportedRows(const model::StateLayout& layout);
 
+// Whether ranks write only those rows of the embedding's chunks that any rank's
+// batch uses: nobody reads the others. Not where hostd sums the ranks' chunks,
+// which takes them whole.
+bool DrainsUsedRows(const model::StateLayout& layout, const Plan& plan);
+
 // Elements of each of `ranks` equal shards that cover a unit; a multiple of 64.
 // The last shard may reach past the unit's end.
 uint64_t ShardElements(uint64_t unit_count, int ranks);

@@ -79,7 +79,8 @@ class Event {
   virtual ~Event() = default;
 };
 
-// Keeps host memory registered for copies, and for ops to read it in place.
+// Keeps host memory registered for copies, and for ops to read it, or to write
+// it unless it is read-only, in place.
 class HostRegistration {
  public:
   virtual ~HostRegistration() = default;

@@ -25,7 +25,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint64_t kVersionsMagic = 0x534c444556455253;  // SLDEVERS
 inline constexpr uint64_t kReportsMagic = 0x534c444552455053;   // SLDEREPS
-inline constexpr uint64_t kWordsLayoutVersion = 3;
+inline constexpr uint64_t kWordsLayoutVersion = 4;
 
 // First line of both segments. Written once by hostd before hand-over.
 struct alignas(kCacheLineBytes) WordsHeader {
@@ -94,8 +94,9 @@ inline constexpr uint64_t kStepReportSlots = 4;  // slot = step % 4
 
 constexpr uint64_t RowWords(uint64_t rows) { return CeilDiv(rows, 64); }
 
-// `reports`: the fields of rank r are written by rank r only. hostd treats all
-// of it as hostile: it copies a value once, then checks it.
+// `reports`: the fields of rank r are written by rank r only; the other ranks
+// read its `begun` and used rows. hostd treats all of it as hostile: it copies
+// a value once, then checks it.
 class Reports {
  public:
   static uint64_t Bytes(uint64_t world_size, uint64_t units, uint64_t rows);
@@ -116,7 +117,11 @@ class Reports {
   // RowWords(rows) words: bit i of word w is set if the rank's batch of the
   // step has token 64 w + i; bits from `rows` on are 0. Written by the rank's
   // host thread before `begun`. Two buffers take turns (step % 2): when a rank
-  // may begin step s, hostd has read those of step s - 2. Null without rows.
+  // may begin step s, hostd and the D2H streams of all ranks have read those of
+  // step s - 2. (It begins s when it has seen the embedding unit's version
+  // s - 1, which hostd publishes when all of its chunks of step s - 2 are
+  // there; a D2H stream reads the rows before its first one.) Null without
+  // rows.
   uint64_t* used_rows(uint64_t rank, uint64_t step) const;
 
  private:

@@ -71,8 +71,9 @@ class Engine final : public UpdateEngine {
     uint64_t valid_tokens = 0;
     int64_t begin_ns = 0;  // as seen here
     double lr = 0;
-    // The table's other rows are under way, or there are none.
+    // The table's other rows are under way, wait for the decision, or are none.
     bool rows_begun = false;
+    bool rows_late = false;    // they wait
     std::vector<int> waiting;  // complete pieces of closed units
     double grad_norm = 0, clip_coefficient = 1;
     std::string skip_reason;
@@ -90,6 +91,7 @@ class Engine final : public UpdateEngine {
 
   absl::Status ReadBegin();  // once the ranks have begun the step
   absl::Status BeginRows();
+  absl::Status UpdateOtherRows();
   absl::Status ReadLosses();
   bool Predicts() const;  // that the step will not be clipped
   AdamWStep EarlyAdamW() const;
@@ -218,7 +220,7 @@ absl::Status Engine::ReadBegin() {
   }
   // Where an update can't be undone, nothing is done that may have to be.
   if (!eager_ && !CanUndo(EarlyAdamW())) {
-    step_.rows_begun = true;
+    step_.rows_begun = step_.rows_late = true;
   } else if (mode_ == policy::UpdateMode::kSpeculative && Predicts()) {
     norms_.Speculate();
   }
@@ -268,6 +270,7 @@ absl::Status Engine::Decide() {
     workers_->Decide(std::nullopt);
   } else {
     step_.clip_coefficient = norms_.ClipCoefficient(step_.grad_norm);
+    if (step_.rows_late) SDP_RETURN_IF_ERROR(UpdateOtherRows());
     workers_->Decide(static_cast<float>(step_.clip_coefficient));
   }
   return AwaitPublication();
@@ -278,6 +281,10 @@ absl::Status Engine::BeginRows() {
   SDP_ASSIGN_OR_RETURN(const bool embedded, reports_.Embedded(step_.index));
   if (!embedded) return absl::OkStatus();
   step_.rows_begun = true;
+  return UpdateOtherRows();
+}
+
+absl::Status Engine::UpdateOtherRows() {
   SDP_ASSIGN_OR_RETURN(std::vector<uint64_t> used,
                        reports_.UsedRows(step_.index));
   if (!used.empty()) workers_->UpdateOtherRows(std::move(used));

@@ -20,6 +20,7 @@ SliceUpdates::SliceUpdates(HostState& state, const StepWork& work)
     : state_(state),
       work_(work),
       keeps_sums_(state.plan().update_mode != policy::UpdateMode::kEager),
+      drains_used_rows_(policy::DrainsUsedRows(state.layout(), state.plan())),
       early_pieces_(work.pieces.size()),
       updated_(work.slices),
       rows_updated_(work.slices),
@@ -56,6 +57,16 @@ double SliceUpdates::HostSquareNorm(int unit) const {
   double sum = 0;
   for (double part : square_norms_[unit]) sum += part;
   return sum;
+}
+
+SliceUpdates::Part SliceUpdates::GradientPart(const Piece& piece) const {
+  // In this order: the rows may be set while other units are updated.
+  if (piece.unit != state_.layout().embedding_unit()) return Part::kAll;
+  if (rows_apart()) return Part::kUsedRows;
+  SDP_CHECK(!drains_used_rows_,
+            "the embedding is updated before its used rows "
+            "are known");
+  return Part::kAll;
 }
 
 std::vector<const bf16*> SliceUpdates::Chunks(const Piece& piece) const {

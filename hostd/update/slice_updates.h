@@ -25,7 +25,8 @@ class SliceUpdates {
   // `early`: the step's constants with c = 1.
   void BeginStep(uint64_t step, const AdamWStep& early);
   // The gradients of the table's other rows are zero (shm::Reports::used_rows,
-  // of all ranks together): only Rows() updates those.
+  // of all ranks together), and may not lie in the chunks: only Rows() updates
+  // those. With rows, comes before any update of the unit in the step.
   void SetUsedRows(std::vector<uint64_t> used);
   bool rows_apart() const { return !used_rows_.empty(); }
   // The piece is or will be updated by Early().
@@ -68,12 +69,7 @@ class SliceUpdates {
                             OnRange body);
   bool ForEachRows(const model::Tensor& table, uint64_t begin, uint64_t end,
                    bool used, OnRange body) const;
-  Part GradientPart(const Piece& piece) const {
-    // In this order: the rows may be set while other units are updated.
-    return piece.unit == state_.layout().embedding_unit() && rows_apart()
-               ? Part::kUsedRows
-               : Part::kAll;
-  }
+  Part GradientPart(const Piece& piece) const;
   // Where the values of the piece's elements lie.
   std::vector<const bf16*> Sources(const Piece& piece) const;
   std::vector<const bf16*> Chunks(const Piece& piece) const;
@@ -84,7 +80,8 @@ class SliceUpdates {
 
   HostState& state_;
   const StepWork& work_;
-  const bool keeps_sums_;  // not eager
+  const bool keeps_sums_;        // not eager
+  const bool drains_used_rows_;  // of the embedding nothing else is in `grads`
 
   uint64_t step_ = 0;
   AdamWStep early_ = {};

@@ -68,6 +68,8 @@ class ElementwiseGpuTest
   void CheckRope(const AttentionShape& s, bool q, bool k);
   void CheckSwiGlu(int64_t tokens, int64_t inner);
   void CheckEmbedding(int64_t tokens, int64_t hidden, int32_t vocab);
+  void CheckCopyUsedRows(int64_t rows, int64_t width, int64_t begin,
+                         int64_t end, int64_t out_shift);
   void CheckCrossEntropy(int64_t rows, int64_t vocab);
 
   GpuBench bench_;

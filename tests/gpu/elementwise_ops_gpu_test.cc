@@ -1,5 +1,9 @@
 // Embedding, cross-entropy, cast, squared norm, and what all ops share.
+#include <algorithm>
 #include <bit>
+#include <cstdlib>
+#include <memory>
+#include <random>
 
 #include "tests/gpu/elementwise_gpu_test.h"
 #include "worker/ops/cuda_kernels.h"
@@ -132,6 +136,57 @@ TEST_P(ElementwiseGpuTest, CastRoundsToNearestEven) {
   }
 }
 
+// `table` [rows, width] to `out`, host memory that the GPU writes in place,
+// from element `begin` to `end`, `out_shift` elements off a page.
+void ElementwiseGpuTest::CheckCopyUsedRows(int64_t rows, int64_t width,
+                                           int64_t begin, int64_t end,
+                                           int64_t out_shift) {
+  SCOPED_TRACE(absl::StrCat(rows, " x ", width, ": ", begin, " to ", end,
+                            ", out + ", out_shift));
+  const int64_t words = (rows + 63) / 64;
+  const int sets = 3;
+  std::vector<uint64_t> bitmaps(sets * words);
+  std::mt19937 random(1);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (random() % 5 != 0) continue;
+    bitmaps[random() % sets * words + row / 64] |= uint64_t{1} << (row % 64);
+  }
+  const Bf16s table = RandomBf16s(rows * width, 2);
+  const int64_t count = end - begin;
+  Bf16s want(count, 0x7fff);
+  cpu_.Run(cpu_->CopyUsedRows({bitmaps.data(), words, sets}, width, begin,
+                              count, table.data() + begin, want.data(),
+                              cpu_.stream()));
+
+  const size_t page = 4096;
+  const size_t bytes =
+      ((out_shift + count) * sizeof(bf16) + page - 1) / page * page + page;
+  const std::unique_ptr<bf16, void (*)(void*)> memory(
+      static_cast<bf16*>(std::aligned_alloc(page, bytes)), &std::free);
+  std::fill_n(memory.get(), bytes / sizeof(bf16), bf16{0x7fff});
+  ASSERT_OK_AND_ASSIGN(auto registration,
+                       bench_.device().RegisterHost(memory.get(), bytes,
+                                                    /*read_only=*/false));
+  bf16* out = memory.get() + out_shift;
+  Run(gpu_->CopyUsedRows({bench_.Upload(bitmaps), words, sets}, width, begin,
+                         count, Put(table) + begin, out, stream()));
+  EXPECT_TRUE(Bf16s(out, out + count) == want);
+  // Nothing beside it.
+  EXPECT_TRUE(out_shift == 0 || out[-1] == 0x7fff);
+  EXPECT_EQ(out[count], 0x7fff);
+}
+
+TEST_P(ElementwiseGpuTest, CopyOfUsedRowsIsExactlyTheCpus) {
+  for (int64_t width : {1, 7, 40, 4096}) {
+    const int64_t rows = 200;
+    CheckCopyUsedRows(rows, width, 0, rows * width, 0);
+    CheckCopyUsedRows(rows, width, width / 2, 131 * width + width / 3, 0);
+    CheckCopyUsedRows(rows, width, 8 * width, 99 * width, 8);
+    CheckCopyUsedRows(rows, width, 3 * width, 3 * width + (width + 1) / 2, 5);
+  }
+  CheckCopyUsedRows(151936, 64, 0, int64_t{151936} * 64, 0);
+}
+
 TEST_P(ElementwiseGpuTest, SquaredNormIsOfFloat64AndOverwrites) {
   double* norm = bench_.Upload(std::vector<double>{kNaN});
   for (const int64_t count : {0, 1, 31, 65536, 200001, 3000001}) {
@@ -213,6 +268,8 @@ TEST_P(ElementwiseGpuTest, NothingToDoLeavesEverythingAsItIs) {
       gpu_->SwiGluBackward(nullptr, nullptr, 0, 8, nullptr, nullptr, stream()));
   EXPECT_OK(gpu_->CrossEntropy(nullptr, nullptr, 0, 8, 1, nullptr, stream()));
   EXPECT_OK(gpu_->CastToBf16(nullptr, 0, nullptr, stream()));
+  EXPECT_OK(gpu_->CopyUsedRows({nullptr, 0, 1}, 8, 16, 0, nullptr, nullptr,
+                               stream()));
   EXPECT_OK(bench_.device().Synchronize(stream()));
 }
 

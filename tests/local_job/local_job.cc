@@ -74,6 +74,9 @@ absl::StatusOr<Machine> MakeMachine(const LocalJobOptions& options,
       machine.device = options.wrap_device(std::move(machine.device));
     }
     machine.ops = ops::NewCpuOps(plan.compute_threads);
+    if (options.wrap_ops) {
+      machine.ops = options.wrap_ops(std::move(machine.ops));
+    }
     return machine;
   }
   if (plan.ranks > 1) {

@@ -17,6 +17,7 @@
 #include "hostd/update/engine.h"
 #include "policy/plan.h"
 #include "worker/data/sequence_table.h"
+#include "worker/ops/ops.h"
 #include "worker/step/trainer.h"
 
 namespace slidedp::testing {
@@ -46,6 +47,8 @@ struct LocalJobOptions {
   std::function<std::unique_ptr<device::Device>(
       std::unique_ptr<device::Device>)>
       wrap_device;
+  // The same of its ops.
+  std::function<std::unique_ptr<ops::Ops>(std::unique_ptr<ops::Ops>)> wrap_ops;
   // CPU ranks rehearse their step first, as GPUs do.
   bool rehearse = false;
   // Run the update engine. Without it, only one step can be run.

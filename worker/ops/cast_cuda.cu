@@ -27,6 +27,35 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) out[i] = Round<bf16>(x[i]);
 }
 
+// A block for each row that the range meets.
+__global__ void __launch_bounds__(kThreads)
+    CopyUsed(UsedRows used, int64_t width, int64_t begin, int64_t count,
+             const bf16* values, bf16* out) {
+  const int64_t row = begin / width + blockIdx.x;
+  uint64_t bits = 0;
+  for (int set = 0; set < used.sets; ++set) {
+    bits |= used.bitmaps[set * used.words + row / 64];
+  }
+  if ((bits >> (row % 64) & 1) == 0) return;
+  // The part of the row that lies in the range.
+  const int64_t first = max(row * width - begin, int64_t{0});
+  const int64_t last = min((row + 1) * width - begin, count);
+  const bf16* from = values + first;
+  bf16* to = out + first;
+  const int64_t n = last - first;
+  const bool aligned =
+      (reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to)) %
+          sizeof(uint4) ==
+      0;
+  const int64_t vectors = aligned ? n / kWidth : 0;
+  for (int64_t i = threadIdx.x; i < vectors; i += kThreads) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+  for (int64_t i = vectors * kWidth + threadIdx.x; i < n; i += kThreads) {
+    to[i] = from[i];
+  }
+}
+
 // The same terms and order whether loads are aligned or not.
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
@@ -77,6 +106,15 @@ cudaError_t LaunchCastToBf16(const float* x, int64_t count, bf16* out,
   } else {
     Cast<1><<<blocks, kThreads, 0, stream>>>(x, count, out);
   }
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchCopyUsedRows(const UsedRows& used, int64_t width,
+                               int64_t begin, int64_t count, const bf16* values,
+                               bf16* out, cudaStream_t stream) {
+  const int64_t rows = (begin + count - 1) / width - begin / width + 1;
+  CopyUsed<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
+      used, width, begin, count, values, out);
   return cudaGetLastError();
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "common/base/bf16.h"
+#include "worker/ops/used_rows.h"
 
 namespace slidedp::ops {
 
@@ -83,6 +84,10 @@ cudaError_t LaunchCrossEntropy(T* logits, const int32_t* labels, int64_t rows,
 
 cudaError_t LaunchCastToBf16(const float* x, int64_t count, bf16* out,
                              cudaStream_t stream);
+// count is above 0.
+cudaError_t LaunchCopyUsedRows(const UsedRows& used, int64_t width,
+                               int64_t begin, int64_t count, const bf16* values,
+                               bf16* out, cudaStream_t stream);
 // partial: kSquaredNormParts doubles. count may be 0.
 inline constexpr int kSquaredNormParts = 528;
 cudaError_t LaunchSquaredNorm(const bf16* x, int64_t count, double* partial,

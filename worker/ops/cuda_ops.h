@@ -97,6 +97,9 @@ class CudaOps : public Ops {
                             Stream& stream) override;
   absl::Status CastToBf16(const float* x, int64_t count, bf16* out,
                           Stream& stream) override;
+  absl::Status CopyUsedRows(const UsedRows& used, int64_t width, int64_t begin,
+                            int64_t count, const bf16* values, bf16* out,
+                            Stream& stream) override;
   absl::Status SquaredNorm(const bf16* x, int64_t count, double* out,
                            Stream& stream) override;
 

@@ -223,6 +223,22 @@ absl::Status CudaOps::CastToBf16(const float* x, int64_t count, bf16* out,
                             "cast to BF16");
 }
 
+absl::Status CudaOps::CopyUsedRows(const UsedRows& used, int64_t width,
+                                   int64_t begin, int64_t count,
+                                   const bf16* values, bf16* out,
+                                   Stream& stream) {
+  if (count < 0 || begin < 0 || width <= 0) {
+    return absl::InternalError(absl::StrCat("copy of used rows: ", count,
+                                            " elements from ", begin,
+                                            ", rows of ", width));
+  }
+  if (count == 0) return absl::OkStatus();
+  SDP_ASSIGN_OR_RETURN(cudaStream_t handle, device::UseCudaStream(stream));
+  return device::CudaStatus(
+      LaunchCopyUsedRows(used, width, begin, count, values, out, handle),
+      "copy of used rows");
+}
+
 absl::Status CudaOps::SquaredNorm(const bf16* x, int64_t count, double* out,
                                   Stream& stream) {
   if (count < 0) {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/bf16.h"
 #include "common/device/device.h"
+#include "worker/ops/used_rows.h"
 
 namespace slidedp::ops {
 
@@ -154,6 +155,13 @@ class Ops {
   // out = bf16(x), nearest even; the gradient as it is drained.
   virtual absl::Status CastToBf16(const float* x, int64_t count, bf16* out,
                                   Stream& stream) = 0;
+  // Of the elements [begin, begin + count) of a table whose rows have `width`
+  // elements, those of used rows are copied from `values` to `out`, both
+  // [count]; the rest of `out`, which may be registered memory, stays as it is.
+  virtual absl::Status CopyUsedRows(const UsedRows& used, int64_t width,
+                                    int64_t begin, int64_t count,
+                                    const bf16* values, bf16* out,
+                                    Stream& stream) = 0;
   // *out = sum of squares (float64, device memory), overwritten.
   virtual absl::Status SquaredNorm(const bf16* x, int64_t count, double* out,
                                    Stream& stream) = 0;

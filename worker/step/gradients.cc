@@ -56,6 +56,9 @@ absl::StatusOr<Gradients> Gradients::Create(const Inputs& inputs) {
   SDP_ASSIGN_OR_RETURN(g.loss_computed_, inputs.device->NewEvent());
   // Two loss sums come first in "scalars".
   g.norms_ = inputs.buffers->get<double>("scalars") + 2;
+  if (!inputs.compute_only) {
+    g.used_rows_ = inputs.buffers->get<uint64_t>("used_rows");
+  }
   const int ranks = inputs.plan->ranks;
   auto add = [&](std::vector<Slot>& slots, const std::string& suffix,
                  bool decoders) -> absl::Status {
@@ -230,7 +233,43 @@ absl::Status Gradients::Rehearse() {
     }
     SDP_RETURN_IF_ERROR(Reduce(static_cast<int>(unit), slot).status());
   }
-  return in_.device->Synchronize(*reduce_);
+  SDP_RETURN_IF_ERROR(in_.device->Synchronize(*reduce_));
+  // `used_rows` is zero still: nothing is written.
+  for (const policy::GradChunk& chunk : schedule_.chunks[in_.rank]) {
+    if (!drains_used_rows(chunk.unit)) continue;
+    SDP_RETURN_IF_ERROR(
+        CopyUsedRows(chunk, ends_[0].drain, in_.grads->at<bf16>(0)));
+    break;
+  }
+  return in_.device->Synchronize(*drain_);
+}
+
+absl::Status Gradients::FetchUsedRows(uint64_t step) {
+  const uint64_t words = shm::RowWords(policy::ReportedRows(*in_.layout));
+  for (int r = 0; r < in_.plan->ranks; ++r) {
+    SDP_RETURN_IF_ERROR(in_.device->WaitWord(
+        &in_.reports.step(r, step).begun.value, step + 1, *drain_));
+    SDP_RETURN_IF_ERROR(in_.device->Copy(used_rows_ + r * words,
+                                         in_.reports.used_rows(r, step),
+                                         words * sizeof(uint64_t), *drain_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Gradients::CopyUsedRows(const policy::GradChunk& chunk,
+                                     const bf16* values, bf16* out) {
+  const model::Tensor& table =
+      in_.layout->units[chunk.unit].tensor(model::Role::kEmbedding);
+  SDP_CHECK(table.offset == 0, "a table that is not its unit's first tensor");
+  // Behind the table there is padding, which nobody reads.
+  const uint64_t end = std::min(chunk.begin + chunk.count, table.count);
+  if (end <= chunk.begin) return absl::OkStatus();
+  const uint64_t rows = policy::ReportedRows(*in_.layout);
+  return in_.ops->CopyUsedRows(
+      {used_rows_, static_cast<int64_t>(shm::RowWords(rows)), in_.plan->ranks},
+      static_cast<int64_t>(table.count / rows),
+      static_cast<int64_t>(chunk.begin),
+      static_cast<int64_t>(end - chunk.begin), values, out, *drain_);
 }
 
 absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
@@ -238,6 +277,10 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   device::Device& device = *in_.device;
   const auto& chunks = schedule_.chunks[in_.rank];
   const uint64_t slots = schedule_.slots[in_.rank];
+  // While the unit is still being reduced.
+  if (drains_used_rows(unit) && share.end > share.begin) {
+    SDP_RETURN_IF_ERROR(FetchUsedRows(step));
+  }
   SDP_RETURN_IF_ERROR(device.Wait(*slot.reduced, *drain_));
   SDP_RETURN_IF_ERROR(
       in_.times->Begin(Lane::kDrain, step, {"drain", unit}, *drain_));
@@ -256,10 +299,13 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
     if (number >= slots) {
       SDP_RETURN_IF_ERROR(WaitForChunk(number + 1 - slots, unit, step));
     }
-    SDP_RETURN_IF_ERROR(device.Copy(
-        in_.grads->at<bf16>(schedule_.slot_offset_bytes(in_.rank, number)),
-        share.data + (chunk.begin - share.begin), chunk.count * sizeof(bf16),
-        *drain_));
+    const bf16* from = share.data + (chunk.begin - share.begin);
+    bf16* to =
+        in_.grads->at<bf16>(schedule_.slot_offset_bytes(in_.rank, number));
+    SDP_RETURN_IF_ERROR(
+        drains_used_rows(unit)
+            ? CopyUsedRows(chunk, from, to)
+            : device.Copy(to, from, chunk.count * sizeof(bf16), *drain_));
     SDP_RETURN_IF_ERROR(device.WriteWord(&in_.reports.grad_ready(in_.rank),
                                          number + 1, *drain_));
   }

@@ -2,6 +2,9 @@
 // route when its backward ends, made ready for the next one, drained to `grads`
 // in chunks that are announced one by one.
 //
+// Of an untied embedding, only rows that some rank's batch uses go down, to
+// where they would lie among the others (policy::DrainsUsedRows).
+//
 // A unit takes an accumulator that is zero but for the gradients of matrices
 // that products write: these hold anything until their first product, and those
 // of what is frozen until they are reduced.
@@ -100,6 +103,15 @@ class Gradients {
   absl::StatusOr<Share> Reduce(int unit, Slot& slot);
   absl::StatusOr<Share> Exchange(int unit, Slot& slot);
   absl::Status Drain(int unit, uint64_t step, const Share& share, Slot& slot);
+  // Whether the unit is the embedding and only its used rows go down.
+  bool drains_used_rows(int unit) const {
+    return used_rows_ != nullptr && unit == in_.layout->embedding_unit();
+  }
+  // All ranks' used_rows of the step, to the device.
+  absl::Status FetchUsedRows(uint64_t step);
+  // From `values` to where the chunk lies in `grads`.
+  absl::Status CopyUsedRows(const policy::GradChunk& chunk, const bf16* values,
+                            bf16* out);
   // Until the daemon has consumed so many of this rank's chunks.
   absl::Status WaitForChunk(uint64_t freed, int unit, uint64_t step);
 
@@ -110,6 +122,8 @@ class Gradients {
   std::vector<Slot> decoder_, ends_;
   std::vector<std::vector<Range>> added_;  // per unit
   double* norms_ = nullptr;                // per unit, device memory
+  // Device memory, [ranks][shm::RowWords]; null: all rows go down.
+  uint64_t* used_rows_ = nullptr;
   size_t next_chunk_ = 0;  // in this rank's sequence of the step
 };
 

@@ -63,6 +63,26 @@ void ChooseRows(const model::StateLayout& layout, const JobOptions& options,
   }
 }
 
+// What ranks don't write of a chunk of the embedding is no number.
+void Unwrite(const Job& job, uint64_t step, const policy::GradChunk& chunk,
+             bf16* values) {
+  const model::StateLayout& layout = job.state->layout();
+  if (chunk.unit != layout.embedding_unit() ||
+      !policy::DrainsUsedRows(layout, job.state->plan())) {
+    return;
+  }
+  const model::Tensor& table = layout.units[0].tensor(model::Role::kEmbedding);
+  const uint64_t width = table.count / policy::ReportedRows(layout);
+  for (uint64_t i = 0; i < chunk.count; ++i) {
+    const uint64_t row = (chunk.begin + i) / width;
+    bool used = false;
+    for (const auto& words : job.script[step].used_rows) {
+      used |= row / 64 < words.size() && (words[row / 64] >> (row % 64) & 1);
+    }
+    if (!used) values[i] = 0xffff;
+  }
+}
+
 }  // namespace
 
 Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
@@ -253,8 +273,9 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
         })) {
       return false;
     }
-    std::memcpy(const_cast<bf16*>(state.grad_chunk(rank, number)),
-                values + chunk.begin, chunk.count * sizeof(bf16));
+    bf16* written = const_cast<bf16*>(state.grad_chunk(rank, number));
+    std::memcpy(written, values + chunk.begin, chunk.count * sizeof(bf16));
+    Unwrite(job_, step, chunk, written);
     if (deviations_.before_chunk && !deviations_.before_chunk(rank, step, i)) {
       return false;
     }

@@ -68,6 +68,29 @@ TEST_P(RowsTest, EarlyRowsChangeNoBit) {
   }
 }
 
+// Nothing may be done that a skipped step would have to undo: rows wait for the
+// decision, and are updated all the same.
+TEST_P(RowsTest, RowsThatCannotBeUndoneChangeNoBit) {
+  for (GradRoute route : kRoutes) {
+    for (int percent : {0, 30}) {
+      SCOPED_TRACE(absl::StrCat(policy::Name(route), " ", percent, " %"));
+      Job job(Options(route, percent));
+      job.config.beta1 = 0.25;
+      if (GetParam() != UpdateMode::kEager) job.config.max_grad_norm = 0.5;
+      if (GetParam() != UpdateMode::kEager) {
+        job.script[2].gradients[0][2][7] = 0x7fc0;
+      }
+      const Snapshot start = Snapshot::Of(*job.state);
+      const Outcome outcome = RunJob(job);
+      EXPECT_THAT(outcome.failures, IsEmpty());
+      ASSERT_THAT(outcome.results, SizeIs(job.options.steps));
+      EXPECT_EQ(outcome.results[2].skipped, GetParam() != UpdateMode::kEager);
+      EXPECT_TRUE(Snapshot::Of(*job.state) ==
+                  Reference(job, start, job.options.steps));
+    }
+  }
+}
+
 // Elements of the table that no batch of the step uses.
 std::vector<uint64_t> OtherElements(const Job& job, uint64_t step) {
   const model::Tensor& table =

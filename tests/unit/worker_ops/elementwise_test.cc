@@ -116,6 +116,41 @@ TEST(CastTest, RoundsToNearestEvenLikeTheScalar) {
   }
 }
 
+TEST(CopyUsedRowsTest, OtherRowsStayAsTheyAre) {
+  OpsBench ops;
+  const int64_t rows = 131, words = 3;
+  for (const int64_t width : {1, 7, 40}) {
+    const Bf16s table = RandomBf16s(rows * width, 1);
+    // Rows of either set; of both; the first and the last.
+    std::vector<uint64_t> bitmaps(2 * words);
+    std::vector<char> used(rows);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int set = 0; set < 2; ++set) {
+        if (row % (3 + 2 * set) != 0 && row + set != rows) continue;
+        bitmaps[set * words + row / 64] |= uint64_t{1} << (row % 64);
+        used[row] = true;
+      }
+    }
+    // All; from within a row to within another; within one.
+    for (const auto& [begin, end] :
+         {std::pair<int64_t, int64_t>{0, rows * width},
+          {width / 2, 65 * width + width / 3},
+          {3 * width, 3 * width + (width + 1) / 2},
+          {64 * width, 64 * width}}) {
+      SCOPED_TRACE(testing::Message()
+                   << width << ": " << begin << " to " << end);
+      Bf16s out(end - begin, 0x7fff), want = out;
+      for (int64_t i = begin; i < end; ++i) {
+        if (used[i / width]) want[i - begin] = table[i];
+      }
+      ops.Run(ops->CopyUsedRows({bitmaps.data(), words, 2}, width, begin,
+                                end - begin, table.data() + begin, out.data(),
+                                ops.stream()));
+      EXPECT_EQ(out, want);
+    }
+  }
+}
+
 TEST(SquaredNormTest, SumsInFloat64AndOverwrites) {
   OpsBench ops;
   for (const int64_t count : {0, 1, 31, 65536, 200001}) {

@@ -121,6 +121,11 @@ class CountingOps : public ops::Ops {
                           Stream& stream) override {
     return ops_->CastToBf16(x, count, out, stream);
   }
+  absl::Status CopyUsedRows(const ops::UsedRows& used, int64_t width,
+                            int64_t begin, int64_t count, const bf16* values,
+                            bf16* out, Stream& stream) override {
+    return ops_->CopyUsedRows(used, width, begin, count, values, out, stream);
+  }
   absl::Status SquaredNorm(const bf16* x, int64_t count, double* out,
                            Stream& stream) override {
     return ops_->SquaredNorm(x, count, out, stream);
