@@ -6,17 +6,13 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "policy/gpu_memory.h"
+#include "policy/invalid.h"
 
 namespace slidedp::policy {
 namespace {
 
 // Fewer rows than this make a matrix product slow.
 constexpr int64_t kLeastHeadChunkTokens = 512;
-
-absl::Status Invalid(absl::string_view field, int64_t value,
-                     absl::string_view problem, absl::string_view remedy) {
-  return InvalidInput("", field, absl::StrCat(value), problem, remedy);
-}
 
 // One value for all layers, or one for each.
 template <typename T>

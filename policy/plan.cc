@@ -10,6 +10,7 @@
 #include "common/base/status.h"
 #include "common/base/units.h"
 #include "policy/fill_memory.h"
+#include "policy/invalid.h"
 
 namespace slidedp::policy {
 namespace {
@@ -49,11 +50,6 @@ int UpdateThreads(const Problem& problem) {
   return problem.device == DeviceKind::kCpu
              ? half
              : std::max(half, problem.logical_cpus - 2 * problem.ranks);
-}
-
-absl::Status Invalid(absl::string_view field, int64_t value,
-                     absl::string_view problem, absl::string_view remedy) {
-  return InvalidInput("", field, absl::StrCat(value), problem, remedy);
 }
 
 absl::Status CheckRoutes(const Problem& problem) {

@@ -13,6 +13,10 @@ inline float Bf16ToFloat(bf16 x) {
   return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
 }
 
+// For code over values of either kind.
+inline float ToFloat(bf16 x) { return Bf16ToFloat(x); }
+inline float ToFloat(float x) { return x; }
+
 // Nearest, ties to even: gradients. NaN stays NaN.
 inline bf16 FloatToBf16Even(float x) {
   uint32_t bits = std::bit_cast<uint32_t>(x);

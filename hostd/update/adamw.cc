@@ -24,9 +24,6 @@ float Movement(float m, float v, const AdamWStep& step) {
   return step.step_size * (m / denominator);
 }
 
-float ToFloat(bf16 g) { return Bf16ToFloat(g); }
-float ToFloat(float g) { return g; }
-
 template <typename G>
 bool UpdateScalar(const PlaneSpan& planes, const G* g, bool decay,
                   const AdamWStep& step) {

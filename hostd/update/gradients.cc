@@ -3,9 +3,6 @@
 namespace slidedp::hostd {
 namespace {
 
-float ToFloat(bf16 g) { return Bf16ToFloat(g); }
-float ToFloat(float g) { return g; }
-
 template <typename G>
 double SumOfSquares(const G* g, uint64_t count) {
   constexpr int kLanes = 8;  // independent chains of additions

@@ -20,7 +20,7 @@ using nlohmann::json;
 using testing::IsClearRefusal;
 using testing::Random;
 
-constexpr char kFile[] = "dir/config.json";
+constexpr char kConfigFile[] = "dir/config.json";
 
 std::vector<std::string> Originals() {
   std::vector<std::string> texts;
@@ -74,28 +74,24 @@ void ExpectSound(const ModelConfig& c) {
   ASSERT_LE(end, layout.plane_elements);
 }
 
-struct Tally {
-  int refused = 0, accepted = 0;
-};
-
-void Check(const std::string& text, Tally& tally) {
-  auto config = ParseModelConfig(text, kFile);
+void CheckConfig(const std::string& text, testing::Tally& tally) {
+  auto config = ParseModelConfig(text, kConfigFile);
   if (config.ok()) {
     ++tally.accepted;
     ExpectSound(*config);
   } else {
     ++tally.refused;
-    EXPECT_TRUE(IsClearRefusal(config.status(), kFile));
+    EXPECT_TRUE(IsClearRefusal(config.status(), kConfigFile));
   }
 }
 
 TEST(ConfigHostileTest, DamagedText) {
   Random random(1);
-  Tally tally;
+  testing::Tally tally;
   for (const std::string& text : Originals()) {
     for (int i = 0; i < 300; ++i) {
       SCOPED_TRACE(absl::StrCat("mutation ", i));
-      Check(testing::MutateBytes(text, random), tally);
+      CheckConfig(testing::MutateBytes(text, random), tally);
       if (HasFatalFailure()) return;
     }
   }
@@ -105,12 +101,12 @@ TEST(ConfigHostileTest, DamagedText) {
 
 TEST(ConfigHostileTest, DamagedValues) {
   Random random(2);
-  Tally tally;
+  testing::Tally tally;
   for (const std::string& text : Originals()) {
     json config = json::parse(text);
     for (int i = 0; i < 600; ++i) {
       SCOPED_TRACE(absl::StrCat("mutation ", i));
-      Check(testing::MutateJson(config, random), tally);
+      CheckConfig(testing::MutateJson(config, random), tally);
       if (HasFatalFailure()) return;
     }
   }
@@ -129,7 +125,7 @@ TEST(ConfigHostileTest, LargestDimensions) {
   config["intermediate_size"] = 1 << 22;
   config["vocab_size"] = 1 << 24;
   config["max_position_embeddings"] = int64_t{1} << 30;
-  auto parsed = ParseModelConfig(config.dump(), kFile);
+  auto parsed = ParseModelConfig(config.dump(), kConfigFile);
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   ExpectSound(*parsed);
   for (const char* name :
@@ -137,8 +133,8 @@ TEST(ConfigHostileTest, LargestDimensions) {
         "intermediate_size", "vocab_size", "max_position_embeddings"}) {
     json larger = config;
     larger[name] = larger[name].get<int64_t>() * 2;
-    EXPECT_TRUE(
-        IsClearRefusal(ParseModelConfig(larger.dump(), kFile).status(), kFile))
+    EXPECT_TRUE(IsClearRefusal(
+        ParseModelConfig(larger.dump(), kConfigFile).status(), kConfigFile))
         << name;
   }
 }
@@ -147,10 +143,10 @@ TEST(ConfigHostileTest, EveryTruncation) {
   for (const std::string& text : Originals()) {
     // The last byte is the newline after the object.
     for (size_t bytes = 0; bytes + 1 < text.size(); ++bytes) {
-      auto config = ParseModelConfig(text.substr(0, bytes), kFile);
+      auto config = ParseModelConfig(text.substr(0, bytes), kConfigFile);
       ASSERT_FALSE(config.ok() && text[bytes] != '\n') << bytes;
       if (!config.ok()) {
-        ASSERT_TRUE(IsClearRefusal(config.status(), kFile));
+        ASSERT_TRUE(IsClearRefusal(config.status(), kConfigFile));
       }
     }
   }

@@ -24,4 +24,9 @@ std::string MutateJson(const nlohmann::json& value, Random& random);
 ::testing::AssertionResult IsClearRefusal(const absl::Status& status,
                                           absl::string_view file);
 
+// Of many damaged inputs.
+struct Tally {
+  int refused = 0, accepted = 0;
+};
+
 }  // namespace slidedp::testing

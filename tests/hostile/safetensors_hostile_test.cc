@@ -23,11 +23,11 @@ using testing::IsClearRefusal;
 using testing::MutateBytes;
 using testing::Random;
 
-constexpr char kFile[] = "hostile.safetensors";
+constexpr char kTensorFile[] = "hostile.safetensors";
 
 UniqueFd FileOf(const std::string& bytes) {
-  UniqueFd fd(memfd_create(kFile, MFD_CLOEXEC));
-  EXPECT_OK(PwriteFully(fd.get(), bytes.data(), bytes.size(), 0, kFile));
+  UniqueFd fd(memfd_create(kTensorFile, MFD_CLOEXEC));
+  EXPECT_OK(PwriteFully(fd.get(), bytes.data(), bytes.size(), 0, kTensorFile));
   return fd;
 }
 
@@ -56,7 +56,7 @@ void ExpectSound(const SafetensorsHeader& header, uint64_t file_bytes) {
 // Accepted files must also be readable to the last element.
 void ExpectReadable(const std::string& bytes) {
   std::vector<std::pair<std::string, UniqueFd>> files;
-  files.emplace_back(kFile, FileOf(bytes));
+  files.emplace_back(kTensorFile, FileOf(bytes));
   ASSERT_OK_AND_ASSIGN(TensorSource source,
                        TensorSource::FromFiles(std::move(files)));
   for (const TensorEntry& entry : source.files()[0].header.tensors) {
@@ -70,20 +70,16 @@ void ExpectReadable(const std::string& bytes) {
   }
 }
 
-struct Tally {
-  int refused = 0, accepted = 0;
-};
-
-void Check(const std::string& bytes, Tally& tally) {
+void CheckHeader(const std::string& bytes, testing::Tally& tally) {
   UniqueFd fd = FileOf(bytes);
-  auto header = ReadSafetensorsHeader(fd.get(), kFile);
+  auto header = ReadSafetensorsHeader(fd.get(), kTensorFile);
   if (header.ok()) {
     ++tally.accepted;
     ExpectSound(*header, bytes.size());
     ExpectReadable(bytes);
   } else {
     ++tally.refused;
-    EXPECT_TRUE(IsClearRefusal(header.status(), kFile));
+    EXPECT_TRUE(IsClearRefusal(header.status(), kTensorFile));
   }
 }
 
@@ -113,11 +109,11 @@ std::string TinyFile() {
 
 TEST(SafetensorsHostileTest, DamagedFiles) {
   Random random(20240607);
-  Tally tally;
+  testing::Tally tally;
   for (const std::string& whole : {SmallFile(), TinyFile()}) {
     for (int i = 0; i < 600; ++i) {
       SCOPED_TRACE(absl::StrCat("mutation ", i));
-      Check(MutateBytes(whole, random), tally);
+      CheckHeader(MutateBytes(whole, random), tally);
       if (HasFatalFailure()) return;
     }
   }
@@ -128,7 +124,7 @@ TEST(SafetensorsHostileTest, DamagedFiles) {
 // The length prefix follows the damaged text, so that damage reaches past it.
 TEST(SafetensorsHostileTest, DamagedHeadersOfTheRightLength) {
   Random random(77);
-  Tally tally;
+  testing::Tally tally;
   for (const std::string& whole : {SmallFile(), TinyFile()}) {
     uint64_t length;
     std::memcpy(&length, whole.data(), 8);
@@ -138,7 +134,7 @@ TEST(SafetensorsHostileTest, DamagedHeadersOfTheRightLength) {
       uint64_t mutated = text.size();
       std::string bytes(8, '\0');
       std::memcpy(bytes.data(), &mutated, 8);
-      Check(bytes + text + whole.substr(8 + length), tally);
+      CheckHeader(bytes + text + whole.substr(8 + length), tally);
       if (HasFatalFailure()) return;
     }
   }
@@ -148,12 +144,12 @@ TEST(SafetensorsHostileTest, DamagedHeadersOfTheRightLength) {
 
 TEST(SafetensorsHostileTest, DamagedLengths) {
   Random random(5);
-  Tally tally;
+  testing::Tally tally;
   std::string whole = SmallFile();
   for (int i = 0; i < 300; ++i) {
     uint64_t length = random.Next() >> random.Below(64);
     std::memcpy(whole.data(), &length, 8);
-    Check(whole, tally);
+    CheckHeader(whole, tally);
     if (HasFatalFailure()) return;
   }
   EXPECT_EQ(tally.accepted, 0);
@@ -163,8 +159,8 @@ TEST(SafetensorsHostileTest, EveryTruncation) {
   std::string whole = SmallFile();
   for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
     UniqueFd fd = FileOf(whole.substr(0, bytes));
-    auto header = ReadSafetensorsHeader(fd.get(), kFile);
-    ASSERT_TRUE(IsClearRefusal(header.status(), kFile)) << bytes;
+    auto header = ReadSafetensorsHeader(fd.get(), kTensorFile);
+    ASSERT_TRUE(IsClearRefusal(header.status(), kTensorFile)) << bytes;
   }
 }
 
@@ -172,12 +168,12 @@ TEST(SafetensorsHostileTest, EveryBitOfTheHeader) {
   std::string whole = SmallFile();
   uint64_t length;
   std::memcpy(&length, whole.data(), 8);
-  Tally tally;
+  testing::Tally tally;
   for (size_t bit = 0; bit < (8 + length) * 8; ++bit) {
     std::string bytes = whole;
     bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ (1 << (bit % 8)));
     SCOPED_TRACE(absl::StrCat("bit ", bit));
-    Check(bytes, tally);
+    CheckHeader(bytes, tally);
     if (HasFatalFailure()) return;
   }
   EXPECT_GT(tally.refused, tally.accepted);

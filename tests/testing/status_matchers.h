@@ -13,6 +13,9 @@
 
 namespace slidedp::testing {
 
+// What bad input is answered with.
+inline constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
 inline const absl::Status& StatusOf(const absl::Status& status) {
   return status;
 }

@@ -13,11 +13,7 @@
 #include "worker/step/head.h"
 
 namespace slidedp::bench {
-namespace {
-
-constexpr float kWeightDeviation = 0.02f;
-
-}  // namespace
+namespace {}  // namespace
 
 absl::Status RunHead(const Options& given) {
   Options options = given;

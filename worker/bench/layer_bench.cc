@@ -15,9 +15,6 @@
 namespace slidedp::bench {
 namespace {
 
-constexpr float kWeightDeviation = 0.02f;
-constexpr float kGradientDeviation = 1e-3f;
-
 // One layer with weights, gradients, input and output.
 class BenchLayer {
  public:

@@ -15,6 +15,10 @@
 
 namespace slidedp::bench {
 
+// Of random operands.
+inline constexpr float kWeightDeviation = 0.02f;
+inline constexpr float kGradientDeviation = 1e-3f;
+
 struct MachineOptions {
   std::string device = "auto";  // cuda where there is a GPU, else cpu
   int threads = 1;              // of the CPU device

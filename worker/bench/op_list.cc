@@ -9,9 +9,6 @@
 namespace slidedp::bench {
 namespace {
 
-constexpr float kWeightDeviation = 0.02f;
-constexpr float kGradientDeviation = 1e-3f;
-
 // Forward, input gradient and weight gradient of y = x w^T.
 struct Linear {
   const char* name;

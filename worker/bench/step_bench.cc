@@ -14,7 +14,6 @@
 namespace slidedp::bench {
 namespace {
 
-constexpr float kWeightDeviation = 0.02f;
 constexpr uint64_t kSeed = 1234;
 
 // As transformers initialises: norms 1, biases 0.

@@ -91,7 +91,7 @@ struct Geometry {
   float scale;
 };
 
-absl::Status CheckShape(const AttentionShape& shape) {
+absl::Status CheckAttentionShape(const AttentionShape& shape) {
   if (shape.kv_heads <= 0 || shape.heads % shape.kv_heads != 0 ||
       shape.head_dim <= 0 || shape.sequence <= 0 || shape.window < 0 ||
       shape.qkv_dim() > INT32_MAX) {
@@ -213,7 +213,7 @@ void BackwardBlock(const Geometry& g, const BackwardInputs& in, int64_t b,
 
 absl::Status CpuOps::AttentionForward(ConstAct qkv, const AttentionShape& shape,
                                       Act out, float* lse, Stream& stream) {
-  SDP_RETURN_IF_ERROR(CheckShape(shape));
+  SDP_RETURN_IF_ERROR(CheckAttentionShape(shape));
   return Enqueue(stream, [=, this] {
     const Geometry g(shape);
     const auto task = [&](int64_t i, float* tile) {
@@ -233,7 +233,7 @@ absl::Status CpuOps::AttentionBackward(ConstAct qkv, ConstAct out,
                                        const float* lse, ConstAct d_out,
                                        const AttentionShape& shape, Act d_qkv,
                                        Stream& stream) {
-  SDP_RETURN_IF_ERROR(CheckShape(shape));
+  SDP_RETURN_IF_ERROR(CheckAttentionShape(shape));
   return Enqueue(stream, [=, this] {
     const Geometry g(shape);
     const BackwardInputs in{

@@ -28,6 +28,10 @@ inline constexpr size_t kSharedBytes = size_t{1} << 20;
 inline constexpr int kMaxCpuThreads = static_cast<int>(
     (kCpuScratchBytes - kSharedBytes) / (kTileFloats * sizeof(float)));
 
+// What one task of an op over rows, or of a sum over all of them, takes.
+inline constexpr int64_t kRangeRows = 16;
+inline constexpr int64_t kRangeColumns = 64;
+
 class CpuOps final : public Ops {
  public:
   explicit CpuOps(int threads);

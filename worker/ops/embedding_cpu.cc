@@ -3,16 +3,11 @@
 #include "worker/ops/simd.h"
 
 namespace slidedp::ops {
-namespace {
-constexpr int64_t kRows = 16;
-constexpr int64_t kColumns = 64;
-}  // namespace
-
 absl::Status CpuOps::EmbeddingForward(const int32_t* ids, const bf16* table,
                                       int64_t tokens, int64_t hidden, Act out,
                                       Stream& stream) {
   return Enqueue(stream, [=, this] {
-    ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
+    ForRanges(tokens, kRangeRows, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         simd::Upcast(table + ids[t] * hidden, hidden,
                      static_cast<float*>(out) + t * hidden);
@@ -34,7 +29,7 @@ absl::Status CpuOps::EmbeddingBackward(const int32_t* ids, ConstAct d_out,
       }
     }
     // A task owns columns, so that equal ids never meet.
-    ForRanges(hidden, kColumns, [&](int64_t begin, int64_t end) {
+    ForRanges(hidden, kRangeColumns, [&](int64_t begin, int64_t end) {
       for (int64_t t = 0; t < tokens; ++t) {
         simd::Add(static_cast<const float*>(d_out) + t * hidden + begin,
                   end - begin, d_table + ids[t] * hidden + begin);

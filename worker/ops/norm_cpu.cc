@@ -4,16 +4,11 @@
 #include "worker/ops/simd.h"
 
 namespace slidedp::ops {
-namespace {
-constexpr int64_t kRows = 16;     // of a range
-constexpr int64_t kColumns = 64;  // of a range
-}  // namespace
-
 absl::Status CpuOps::RmsNormForward(ConstAct x, const bf16* w, int64_t tokens,
                                     int64_t hidden, double eps, Act out,
                                     float* rstd, Stream& stream) {
   return Enqueue(stream, [=, this] {
-    ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
+    ForRanges(tokens, kRangeRows, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const float* row = static_cast<const float*>(x) + t * hidden;
         const double mean = simd::Dot(row, row, hidden) / hidden;
@@ -34,8 +29,8 @@ absl::Status CpuOps::RmsNormBackward(ConstAct x, const bf16* w,
     const float* in = static_cast<const float*>(x);
     const float* d_y = static_cast<const float*>(d_out);
     // Before d_x or normed is written, which may be d_out.
-    ForRanges(hidden, kColumns, [&](int64_t begin, int64_t end) {
-      double sums[kColumns] = {};
+    ForRanges(hidden, kRangeColumns, [&](int64_t begin, int64_t end) {
+      double sums[kRangeColumns] = {};
       for (int64_t t = 0; t < tokens; ++t) {
         simd::NormWeightGradient(in + t * hidden + begin,
                                  d_y + t * hidden + begin, rstd[t], end - begin,
@@ -43,7 +38,7 @@ absl::Status CpuOps::RmsNormBackward(ConstAct x, const bf16* w,
       }
       simd::AddDoubleToFloat(sums, end - begin, d_w + begin);
     });
-    ForRanges(tokens, kRows, [&](int64_t begin, int64_t end) {
+    ForRanges(tokens, kRangeRows, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const int64_t row = t * hidden;
         const double r = rstd[t];

@@ -12,14 +12,14 @@
 namespace slidedp::ops {
 namespace {
 
-constexpr int64_t kRows = 8;
+constexpr int64_t kRopeRows = 8;
 // Token ranges that sum their norm gradients apart; in the shared scratch.
 constexpr int64_t kGradientParts = 32;
 constexpr int64_t kMaxHeadDim =
     kSharedBytes / sizeof(double) / (2 * kGradientParts);
 static_assert(kMaxHeadDim <= static_cast<int64_t>(kTileFloats));
 
-absl::Status CheckShape(const AttentionShape& shape) {
+absl::Status CheckRopeShape(const AttentionShape& shape) {
   if (shape.kv_heads <= 0 || shape.heads % shape.kv_heads != 0 ||
       shape.head_dim <= 0 || shape.head_dim % 2 != 0 ||
       shape.head_dim > kMaxHeadDim || shape.sequence <= 0) {
@@ -53,7 +53,7 @@ absl::Status CpuOps::QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
                                        const float* inverse_frequencies,
                                        const AttentionShape& shape, Act out,
                                        float* rstd, Stream& stream) {
-  SDP_RETURN_IF_ERROR(CheckShape(shape));
+  SDP_RETURN_IF_ERROR(CheckRopeShape(shape));
   return Enqueue(stream, [=, this] {
     const int64_t d = shape.head_dim, half = d / 2;
     const int64_t rotated = shape.heads + shape.kv_heads;
@@ -78,10 +78,10 @@ absl::Status CpuOps::QkNormRopeForward(ConstAct qkv, const bf16* q_norm,
       std::memmove(to, in, shape.kv_heads * d * sizeof(float));
     };
     const auto task = [&](int64_t i, float* tile) {
-      const int64_t end = std::min(shape.tokens(), (i + 1) * kRows);
-      for (int64_t t = i * kRows; t < end; ++t) row_forward(t, tile);
+      const int64_t end = std::min(shape.tokens(), (i + 1) * kRopeRows);
+      for (int64_t t = i * kRopeRows; t < end; ++t) row_forward(t, tile);
     };
-    ForTasks((shape.tokens() + kRows - 1) / kRows, std::cref(task));
+    ForTasks((shape.tokens() + kRopeRows - 1) / kRopeRows, std::cref(task));
   });
 }
 
@@ -92,7 +92,7 @@ absl::Status CpuOps::QkNormRopeBackward(ConstAct qkv, const bf16* q_norm,
                                         const float* rstd, Act d_qkv,
                                         float* d_q_norm, float* d_k_norm,
                                         Stream& stream) {
-  SDP_RETURN_IF_ERROR(CheckShape(shape));
+  SDP_RETURN_IF_ERROR(CheckRopeShape(shape));
   return Enqueue(stream, [=, this] {
     const int64_t d = shape.head_dim, half = d / 2;
     const int64_t rotated = shape.heads + shape.kv_heads;

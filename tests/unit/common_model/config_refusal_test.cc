@@ -9,28 +9,18 @@
 #include "nlohmann/json.hpp"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tiny_model.h"
+#include "tests/unit/common_model/tiny_config.h"
 
 namespace slidedp::model {
 namespace {
 
 using nlohmann::json;
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::StatusIs;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using testing::TinyConfigJson;
 using testing::TinyModelOptions;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-json Base(Family family) {
-  TinyModelOptions options;
-  options.family = family;
-  return json::parse(TinyConfigJson(options));
-}
-
-absl::StatusOr<ModelConfig> Parse(const json& config) {
-  return ParseModelConfig(config.dump(), "dir/config.json");
-}
 
 struct Refusal {
   const char* what;
@@ -280,7 +270,7 @@ std::vector<Refusal> Refusals() {
 class RefusalTest : public ::testing::TestWithParam<Refusal> {};
 
 TEST_P(RefusalTest, NamesFileFieldAndExpectation) {
-  json config = Base(GetParam().family);
+  json config = TinyConfigOf(GetParam().family);
   ASSERT_OK(Parse(config)) << "the unchanged config must be fine";
   GetParam().change(config);
   auto parsed = Parse(config);

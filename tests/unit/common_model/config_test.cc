@@ -8,11 +8,13 @@
 #include "nlohmann/json.hpp"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/tiny_model.h"
+#include "tests/unit/common_model/tiny_config.h"
 
 namespace slidedp::model {
 namespace {
 
 using nlohmann::json;
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::Each;
@@ -20,18 +22,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::TinyConfigJson;
 using testing::TinyModelOptions;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-json Base(Family family = Family::kQwen3) {
-  TinyModelOptions options;
-  options.family = family;
-  return json::parse(TinyConfigJson(options));
-}
-
-absl::StatusOr<ModelConfig> Parse(const json& config) {
-  return ParseModelConfig(config.dump(), "dir/config.json");
-}
 
 TEST(ConfigTest, ReadsEveryField) {
   TinyModelOptions options;
@@ -85,7 +75,7 @@ TEST(ConfigTest, BothGenerationsSayTheSame) {
 }
 
 TEST(ConfigTest, AbsentFieldsTakeTransformersDefaults) {
-  json config = Base();
+  json config = TinyConfigOf();
   for (const char* name :
        {"head_dim", "num_key_value_heads", "tie_word_embeddings", "hidden_act",
         "dtype", "attention_dropout", "architectures"}) {
@@ -104,7 +94,7 @@ TEST(ConfigTest, AbsentFieldsTakeTransformersDefaults) {
 TEST(ConfigTest, OnlyLlamaMayLackRopeTheta) {
   for (Family family :
        {Family::kLlama, Family::kMistral, Family::kQwen2, Family::kQwen3}) {
-    json config = Base(family);
+    json config = TinyConfigOf(family);
     config.erase("rope_parameters");
     auto parsed = Parse(config);
     if (family == Family::kLlama) {
@@ -119,7 +109,7 @@ TEST(ConfigTest, OnlyLlamaMayLackRopeTheta) {
 TEST(ConfigTest, FamiliesDifferInBiasAndNorm) {
   for (Family family :
        {Family::kLlama, Family::kMistral, Family::kQwen2, Family::kQwen3}) {
-    ASSERT_OK_AND_ASSIGN(ModelConfig c, Parse(Base(family)));
+    ASSERT_OK_AND_ASSIGN(ModelConfig c, Parse(TinyConfigOf(family)));
     EXPECT_EQ(c.family, family);
     EXPECT_EQ(c.qkv_bias, family == Family::kQwen2);
     EXPECT_EQ(c.qk_norm, family == Family::kQwen3);
@@ -127,7 +117,7 @@ TEST(ConfigTest, FamiliesDifferInBiasAndNorm) {
 }
 
 TEST(SlidingWindowTest, EveryMistralLayerSlides) {
-  json config = Base(Family::kMistral);
+  json config = TinyConfigOf(Family::kMistral);
   ASSERT_OK_AND_ASSIGN(ModelConfig full, Parse(config));
   EXPECT_THAT(full.window, Each(0));
   config.erase("sliding_window");
@@ -144,7 +134,7 @@ TEST(SlidingWindowTest, EveryMistralLayerSlides) {
 
 TEST(SlidingWindowTest, QwenSlidesFromMaxWindowLayersIfUsed) {
   for (Family family : {Family::kQwen2, Family::kQwen3}) {
-    json config = Base(family);
+    json config = TinyConfigOf(family);
     config["num_hidden_layers"] = 4;
     config["sliding_window"] = 16;
     config["max_window_layers"] = 3;
@@ -167,7 +157,7 @@ TEST(SlidingWindowTest, QwenSlidesFromMaxWindowLayersIfUsed) {
 }
 
 TEST(SlidingWindowTest, MistralLayerTypesAreFollowed) {
-  json config = Base(Family::kMistral);
+  json config = TinyConfigOf(Family::kMistral);
   config["sliding_window"] = 8;
   config["layer_types"] = {"full_attention", "sliding_attention"};
   ASSERT_OK_AND_ASSIGN(ModelConfig c, Parse(config));
@@ -175,7 +165,7 @@ TEST(SlidingWindowTest, MistralLayerTypesAreFollowed) {
 }
 
 TEST(ConfigTest, RopeFrequenciesAreFloat32UnlessTheFileSaysOtherwise) {
-  json config = Base();
+  json config = TinyConfigOf();
   ASSERT_OK_AND_ASSIGN(ModelConfig c, Parse(config));
   EXPECT_FALSE(c.rope.bf16_inverse_frequencies);
   config["rope_parameters"]["inverse_frequency_dtype"] = "float32";
@@ -188,7 +178,7 @@ TEST(ConfigTest, RopeFrequenciesAreFloat32UnlessTheFileSaysOtherwise) {
 
 TEST(ConfigTest, Qwen2IgnoresAttentionBias) {
   // Its biases are always there, whatever the field says.
-  json config = Base(Family::kQwen2);
+  json config = TinyConfigOf(Family::kQwen2);
   for (bool value : {false, true}) {
     config["attention_bias"] = value;
     ASSERT_OK_AND_ASSIGN(ModelConfig c, Parse(config));
@@ -200,7 +190,7 @@ TEST(ConfigTest, RefusesWhatIsNotJson) {
   auto parse = [](absl::string_view text) {
     return ParseModelConfig(text, "f");
   };
-  std::string good = Base().dump();
+  std::string good = TinyConfigOf().dump();
   EXPECT_OK(parse(good));
   EXPECT_THAT(parse(""), StatusIs(kInvalid, HasSubstr("not valid JSON")));
   EXPECT_THAT(parse("[]"), StatusIs(kInvalid, HasSubstr("JSON object")));
@@ -227,7 +217,7 @@ TEST(ConfigTest, DepthBombsEndEarly) {
 }
 
 TEST(ConfigTest, MessagesAreOneShortLine) {
-  json config = Base();
+  json config = TinyConfigOf();
   config["model_type"] = std::string(100000, '\n') + "\x1b[2J";
   auto parsed = Parse(config);
   ASSERT_THAT(parsed, StatusIs(kInvalid));

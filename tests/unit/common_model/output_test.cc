@@ -25,6 +25,7 @@ namespace slidedp::model {
 namespace {
 
 namespace fs = std::filesystem;
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::ReadWhole;
 using slidedp::testing::StatusIs;
 using slidedp::testing::TempFolder;
@@ -36,8 +37,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 std::set<std::string> NamesIn(const std::string& folder) {
   std::set<std::string> names;
@@ -121,7 +120,7 @@ TEST_P(OutputTest, TrainedTensorsAreLeftToTheDaemon) {
   }
 }
 
-std::vector<TinyModelOptions> Variants() {
+std::vector<TinyModelOptions> Models() {
   std::vector<TinyModelOptions> all(6);
   all[1].shards = 4;
   all[2].dtype = DType::kF16;
@@ -135,7 +134,7 @@ std::vector<TinyModelOptions> Variants() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Variants, OutputTest, ::testing::ValuesIn(Variants()));
+INSTANTIATE_TEST_SUITE_P(Variants, OutputTest, ::testing::ValuesIn(Models()));
 
 TEST(OutputFolderTest, TensorsThatAreNotTrainedAreCopied) {
   Model model({});

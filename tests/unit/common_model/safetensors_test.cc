@@ -15,14 +15,13 @@
 namespace slidedp::model {
 namespace {
 
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 absl::StatusOr<SafetensorsHeader> Read(const std::string& bytes) {
   UniqueFd fd(memfd_create("safetensors", MFD_CLOEXEC));

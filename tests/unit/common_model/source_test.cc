@@ -24,6 +24,7 @@ namespace {
 
 using nlohmann::json;
 using slidedp::testing::IsOk;
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::ReadWhole;
 using slidedp::testing::StatusIs;
 using slidedp::testing::TempFolder;
@@ -34,7 +35,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr char kIndex[] = "model.safetensors.index.json";
 
 void EditIndex(const TempFolder& folder,

@@ -12,6 +12,7 @@
 namespace slidedp::model {
 namespace {
 
+using ::slidedp::testing::kInvalid;
 using slidedp::testing::StatusIs;
 using slidedp::testing::TempFolder;
 using slidedp::testing::TinyConfig;
@@ -20,8 +21,6 @@ using slidedp::testing::WriteTinyModel;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 TEST(ValidateTest, TellsAllThatIsMissingOrWrong) {
   TempFolder folder;

@@ -8,18 +8,14 @@
 #include "hostd/ctl/job_file.h"
 #include "tests/testing/random.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/hostd_ctl/parse_job.h"
 
 namespace slidedp::ctl {
 namespace {
 
+using ::slidedp::testing::kInvalid;
 using ::slidedp::testing::StatusIs;
 using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-absl::StatusOr<v1::JobSpec> Parse(absl::string_view text) {
-  return ParseJobFile(text, "job.yaml", {});
-}
 
 // Hostile text: one error each, naming the file; no crash, no long run.
 TEST(JobFileHostileTest, HostileTextIsOneErrorEach) {

@@ -9,21 +9,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/hostd_ctl/parse_job.h"
 
 namespace slidedp::ctl {
 namespace {
 
 using ::google::protobuf::util::MessageDifferencer;
+using ::slidedp::testing::kInvalid;
 using ::slidedp::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
-
-absl::StatusOr<v1::JobSpec> Parse(absl::string_view text,
-                                  const std::vector<std::string>& sets = {}) {
-  return ParseJobFile(text, "job.yaml", sets);
-}
 
 TEST(JobFileTest, DefaultsAreThoseOfAHuggingFaceUser) {
   v1::JobSpec spec = DefaultJobSpec();

@@ -9,10 +9,9 @@
 namespace slidedp::ctl {
 namespace {
 
+using ::slidedp::testing::kInvalid;
 using ::slidedp::testing::StatusIs;
 using ::testing::HasSubstr;
-
-constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 TEST(YamlTreeTest, KeysKeepTheirLinesAndOrder) {
   ASSERT_OK_AND_ASSIGN(YamlNode root,

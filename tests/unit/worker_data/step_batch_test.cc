@@ -7,7 +7,7 @@
 namespace slidedp::data {
 namespace {
 
-constexpr int64_t kLength = 4;
+constexpr int64_t kBatchLength = 4;
 constexpr uint64_t kSequences = 7;
 
 class StepBatchTest : public DatasetTest {
@@ -22,13 +22,13 @@ class StepBatchTest : public DatasetTest {
   }
 
   Dataset MakeDataset() {
-    RawDataset raw = CountingStream(kSequences * kLength);
+    RawDataset raw = CountingStream(kSequences * kBatchLength);
     for (uint64_t i = 0; i < kSequences; ++i) {
-      for (uint64_t t = i + 1; t < kLength; ++t) {
-        raw.tensors[1].bytes[i * kLength + t] = 0;
+      for (uint64_t t = i + 1; t < kBatchLength; ++t) {
+        raw.tensors[1].bytes[i * kBatchLength + t] = 0;
       }
     }
-    return Open(raw.Encode(), kLength).value();
+    return Open(raw.Encode(), kBatchLength).value();
   }
 
   static BatchShape Shape(int ranks, int64_t batch_size, int64_t micro_batch) {
@@ -53,16 +53,16 @@ class StepBatchTest : public DatasetTest {
       StepBatch batch;
       FillStepBatch(data_, shape, rank, step, batch);
       const int64_t places = shape.micro_batches * shape.micro_batch_size;
-      EXPECT_EQ(batch.ids.size(), places * kLength);
-      EXPECT_EQ(batch.labels.size(), places * kLength);
+      EXPECT_EQ(batch.ids.size(), places * kBatchLength);
+      EXPECT_EQ(batch.labels.size(), places * kBatchLength);
       for (int64_t i = 0; i < places; ++i) {
-        const auto at = i * kLength;
-        Row row{
-            {batch.ids.begin() + at, batch.ids.begin() + at + kLength},
-            {batch.labels.begin() + at, batch.labels.begin() + at + kLength}};
+        const auto at = i * kBatchLength;
+        Row row{{batch.ids.begin() + at, batch.ids.begin() + at + kBatchLength},
+                {batch.labels.begin() + at,
+                 batch.labels.begin() + at + kBatchLength}};
         for (const int32_t label : row.second) labels += label >= 0;
-        if (row.first == std::vector<int32_t>(kLength, 0)) {
-          EXPECT_EQ(row.second, std::vector<int32_t>(kLength, -1));
+        if (row.first == std::vector<int32_t>(kBatchLength, 0)) {
+          EXPECT_EQ(row.second, std::vector<int32_t>(kBatchLength, -1));
           ++*padding;
         } else {
           rows.insert(row);
@@ -82,7 +82,8 @@ TEST_F(StepBatchTest, RanksAndMicroBatchesCutOneAndTheSameBatch) {
     std::multiset<Row> want;
     uint64_t want_tokens = 0;
     for (uint64_t p = step * 5; p < step * 5 + 5; ++p) {
-      Row row{std::vector<int32_t>(kLength), std::vector<int32_t>(kLength)};
+      Row row{std::vector<int32_t>(kBatchLength),
+              std::vector<int32_t>(kBatchLength)};
       const Mixture::Place place = data_.At(p);
       place.dataset.Fill(place.sequence, row.first.data(), row.second.data());
       want_tokens += place.dataset.LabelCount(place.sequence);
@@ -159,7 +160,7 @@ TEST_F(StepBatchTest, PackedMicroBatchesSayWhereTheirDocumentsLie) {
                        {0, 2, 6, 8, 9, 12, 13}, "documents");
   SequenceOptions options;
   options.packing = true;
-  auto dataset = Open(raw.Encode(), kLength, 1000, options);
+  auto dataset = Open(raw.Encode(), kBatchLength, 1000, options);
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   const Mixture data = Join(*std::move(dataset), 1);
   ASSERT_EQ(data.sequences(), 4u);
@@ -172,7 +173,7 @@ TEST_F(StepBatchTest, PackedMicroBatchesSayWhereTheirDocumentsLie) {
       for (int rank = 0; rank < ranks; ++rank) {
         StepBatch batch;
         FillStepBatch(data, shape, rank, step, batch);
-        const int64_t rows = 3 * kLength;
+        const int64_t rows = 3 * kBatchLength;
         ASSERT_EQ(batch.first_rows.size(), shape.micro_batches * rows);
         ASSERT_EQ(batch.offsets.size(), shape.micro_batches * (3 * 2 + 1));
         for (int64_t mb = 0; mb < shape.micro_batches; ++mb) {
@@ -182,7 +183,8 @@ TEST_F(StepBatchTest, PackedMicroBatchesSayWhereTheirDocumentsLie) {
           EXPECT_EQ(offsets[6], rows);
           for (int d = 0; offsets[d] < rows; ++d) {
             // No document crosses sequences; positions restart in each.
-            EXPECT_EQ(offsets[d] / kLength, (offsets[d + 1] - 1) / kLength);
+            EXPECT_EQ(offsets[d] / kBatchLength,
+                      (offsets[d + 1] - 1) / kBatchLength);
             std::vector<int32_t> document(
                 batch.ids.begin() + mb * rows + offsets[d],
                 batch.ids.begin() + mb * rows + offsets[d + 1]);

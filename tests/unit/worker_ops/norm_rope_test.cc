@@ -3,7 +3,7 @@
 namespace slidedp::ops {
 namespace {
 
-constexpr double kEps = 1e-5;
+constexpr double kNormEps = 1e-5;
 
 class RmsNormTest : public testing::TestWithParam<std::pair<int64_t, int64_t>> {
 };
@@ -14,16 +14,16 @@ TEST_P(RmsNormTest, ForwardAndBackwardMatchReference) {
   const Floats x = RandomFloats(t * h, 1), d_out = RandomFloats(t * h, 2);
   const Bf16s w = RandomBf16s(h, 3, 1, 0.3);
   Floats out(t * h, kNaN), rstd(t, kNaN);
-  ops.Run(ops->RmsNormForward(x.data(), w.data(), t, h, kEps, out.data(),
+  ops.Run(ops->RmsNormForward(x.data(), w.data(), t, h, kNormEps, out.data(),
                               rstd.data(), ops.stream()));
   Vec want_rstd;
-  EXPECT_LT(RelativeError(out, reference::RmsNorm(Wide(x), Wide(w), t, h, kEps,
-                                                  &want_rstd)),
+  EXPECT_LT(RelativeError(out, reference::RmsNorm(Wide(x), Wide(w), t, h,
+                                                  kNormEps, &want_rstd)),
             kTolerance);
   EXPECT_LT(RelativeError(rstd, want_rstd), kTolerance);
 
   Vec want_d_x, want_d_w;
-  reference::RmsNormBackward(Wide(x), Wide(w), Wide(d_out), t, h, kEps,
+  reference::RmsNormBackward(Wide(x), Wide(w), Wide(d_out), t, h, kNormEps,
                              want_d_x, want_d_w);
   const Floats w_before = RandomFloats(h, 4), x_before = RandomFloats(t * h, 5);
   Floats d_x(t * h, kNaN), d_w = w_before;
@@ -86,10 +86,10 @@ TEST_P(QkNormRopeTest, ForwardAndBackwardMatchReference) {
   const Vec k_wide = norm ? Wide(k_norm) : Vec();
 
   Floats out(count, kNaN), rstd(norm ? s.tokens() * rotated : 0, kNaN);
-  ops.Run(ops->QkNormRopeForward(qkv.data(), q_w, k_w, kEps, inverse.data(), s,
-                                 out.data(), rstd.data(), ops.stream()));
+  ops.Run(ops->QkNormRopeForward(qkv.data(), q_w, k_w, kNormEps, inverse.data(),
+                                 s, out.data(), rstd.data(), ops.stream()));
   EXPECT_LT(RelativeError(out, reference::QkNormRope(Wide(qkv), q_wide, k_wide,
-                                                     kEps, inverse, s)),
+                                                     kNormEps, inverse, s)),
             kTolerance);
   for (int64_t t = 0; t < s.tokens(); ++t) {
     for (int64_t i = rotated * d; i < s.qkv_dim(); ++i) {
@@ -98,7 +98,7 @@ TEST_P(QkNormRopeTest, ForwardAndBackwardMatchReference) {
   }
 
   Vec want_d, want_q, want_k;
-  reference::QkNormRopeBackward(Wide(qkv), q_wide, k_wide, kEps, inverse, s,
+  reference::QkNormRopeBackward(Wide(qkv), q_wide, k_wide, kNormEps, inverse, s,
                                 Wide(d_out), want_d, want_q, want_k);
   Floats d_qkv = d_out, d_q = RandomFloats(d, 5), d_k = RandomFloats(d, 6);
   want_q = Plus(want_q, d_q);

@@ -86,10 +86,12 @@ TEST_F(SessionTest, MessagesOutOfTurnAreAFailure) {
       fill(message);
       stream.Write(message);
       v1::WorkerMessage failed = Next(stream);
-      EXPECT_THAT(failed.failed().why(), HasSubstr("out of turn"));
+      EXPECT_THAT(failed.failed().why(), HasSubstr("out of turn"))
+          << message.ShortDebugString() << " and then "
+          << failed.ShortDebugString();
       return grpc::Status::OK;
     });
-    EXPECT_EQ(code, 1);
+    EXPECT_EQ(code, 1) << Log();
   }
 }
 
