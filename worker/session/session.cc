@@ -231,8 +231,9 @@ absl::Status Session::BuildTrainer() {
 }
 
 absl::Status Session::OnStart(uint64_t first_step) {
+  if (trainer_ == nullptr) return Unexpected("Start");
   const uint64_t steps = proposal_->spec.steps();
-  if (trainer_ == nullptr || first_step > steps) return Unexpected("Start");
+  if (first_step > steps) return Unexpected("Start");
   SDP_RETURN_IF_ERROR(trainer_->Run(first_step, steps - first_step));
   SendTrace();
   // Everything that this rank will ever hold is there now.
