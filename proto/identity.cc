@@ -46,4 +46,16 @@ std::map<std::string, std::string> TrainingIdentity(const v1::JobSpec& spec) {
   };
 }
 
+std::map<std::string, std::string> HeldOutIdentity(const v1::JobSpec& spec) {
+  if (!spec.has_eval()) return {};
+  const v1::Evaluation& eval = spec.eval();
+  return {
+      {"sequence_length", absl::StrCat(spec.sequence_length())},
+      {"max_sequences", absl::StrCat(eval.max_sequences())},
+      {"dataset_sequences", absl::StrCat(eval.dataset_sequences())},
+      {"dataset_tokens", absl::StrCat(eval.dataset_tokens())},
+      {"dataset_valid_tokens", absl::StrCat(eval.dataset_valid_tokens())},
+  };
+}
+
 }  // namespace slidedp

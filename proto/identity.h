@@ -14,4 +14,7 @@ std::map<std::string, std::string> SamplerIdentity(const v1::JobSpec& spec);
 // What decides what is done with them: a job that goes on may have another.
 std::map<std::string, std::string> TrainingIdentity(const v1::JobSpec& spec);
 
+// On which sequences it is evaluated; empty: on none.
+std::map<std::string, std::string> HeldOutIdentity(const v1::JobSpec& spec);
+
 }  // namespace slidedp

@@ -93,6 +93,61 @@ absl::StatusOr<std::vector<FileEntry>> Files(const json& object,
   return files;
 }
 
+json Optional(const std::optional<double>& value) {
+  return value.has_value() ? json(*value) : json(nullptr);
+}
+
+json ToJson(const Memory& memory) {
+  return {{"losses", memory.losses},
+          {"skipped_in_a_row", memory.skipped_in_a_row},
+          {"held_out",
+           memory.held_out.empty() ? json::object() : json(memory.held_out)},
+          {"best_loss", Optional(memory.best_loss)},
+          {"best_step", memory.best_step},
+          {"mark", Optional(memory.mark)},
+          {"since_better", memory.since_better}};
+}
+
+absl::StatusOr<std::optional<double>> OptionalReal(const json& object,
+                                                   const char* key,
+                                                   absl::string_view file) {
+  const auto it = object.find(key);
+  if (it == object.end() || it->is_null()) return std::optional<double>();
+  if (it->is_number()) return std::optional(it->get<double>());
+  return Bad(file, absl::StrCat("memory.", key), model::Describe(*it),
+             "not a number");
+}
+
+// Checkpoints of the first releases have none.
+absl::StatusOr<Memory> ReadMemory(const json& manifest,
+                                  absl::string_view file) {
+  Memory memory;
+  const auto it = manifest.find("memory");
+  if (it == manifest.end()) return memory;
+  const json& object = *it;
+  const auto losses = object.is_object() ? object.find("losses") : it->end();
+  if (!object.is_object() || losses == object.end() || !losses->is_array() ||
+      losses->size() > Memory::kMaxLosses) {
+    return Bad(file, "memory.losses", "", "not a list of some losses");
+  }
+  for (const json& loss : *losses) {
+    if (!loss.is_number()) {
+      return Bad(file, "memory.losses", model::Describe(loss), "not a number");
+    }
+    memory.losses.push_back(loss.get<double>());
+  }
+  SDP_ASSIGN_OR_RETURN(memory.skipped_in_a_row,
+                       Number(object, "skipped_in_a_row", file));
+  SDP_ASSIGN_OR_RETURN(memory.held_out, Words(object, "held_out", file));
+  SDP_ASSIGN_OR_RETURN(memory.best_loss,
+                       OptionalReal(object, "best_loss", file));
+  SDP_ASSIGN_OR_RETURN(memory.best_step, Number(object, "best_step", file));
+  SDP_ASSIGN_OR_RETURN(memory.mark, OptionalReal(object, "mark", file));
+  SDP_ASSIGN_OR_RETURN(memory.since_better,
+                       Number(object, "since_better", file));
+  return memory;
+}
+
 }  // namespace
 
 const FileEntry* Manifest::Find(absl::string_view name) const {
@@ -117,6 +172,7 @@ std::string ToJson(const Manifest& manifest) {
                  {"layout_hash", manifest.layout_hash},
                  {"sampler", manifest.sampler},
                  {"training", manifest.training},
+                 {"memory", ToJson(manifest.memory)},
                  {"source_dtypes", manifest.source_dtypes},
                  {"files", files}};
   // Empty maps are objects, too.
@@ -160,6 +216,7 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view text,
                        Number(object, "layout_hash", file));
   SDP_ASSIGN_OR_RETURN(manifest.sampler, Words(object, "sampler", file));
   SDP_ASSIGN_OR_RETURN(manifest.training, Words(object, "training", file));
+  SDP_ASSIGN_OR_RETURN(manifest.memory, ReadMemory(object, file));
   SDP_ASSIGN_OR_RETURN(manifest.source_dtypes,
                        Words(object, "source_dtypes", file));
   SDP_ASSIGN_OR_RETURN(manifest.files, Files(object, file));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,21 @@ struct FileEntry {
 // Words of a job by their names: what makes two jobs the same.
 using Identity = std::map<std::string, std::string>;
 
+// What a run has seen and goes by: losses of steps, evaluations.
+struct Memory {
+  static constexpr size_t kMaxLosses = 64;
+  std::vector<double> losses;  // of the last steps, the oldest first
+  uint64_t skipped_in_a_row = 0;
+  // On which held-out sequences: those of another set are no measure.
+  Identity held_out;
+  std::optional<double> best_loss;
+  uint64_t best_step = 0;
+  // What patience counts from, and how far it has come.
+  std::optional<double> mark;
+  uint64_t since_better = 0;
+  bool operator==(const Memory&) const = default;
+};
+
 struct Manifest {
   // The state after so many steps, of which so many were applied.
   uint64_t step = 0;
@@ -36,6 +52,7 @@ struct Manifest {
   // A job that goes on from here must have this very sampler; it may train
   // otherwise.
   Identity sampler, training;
+  Memory memory;
   // Trained tensors whose dtype in the source was not BF16: "F32", "F16".
   Identity source_dtypes;
   std::vector<FileEntry> files;

@@ -116,6 +116,9 @@ absl::StatusOr<std::vector<uint32_t>> WriteCheckpoint(
     *crc = Crc32c(0, bytes, piece.bytes);
     SDP_RETURN_IF_ERROR(options.calls->Write(
         fds[piece.file], bytes, piece.bytes, piece.begin, file.name));
+    if (options.written_bytes != nullptr) {
+      *options.written_bytes += piece.bytes;
+    }
     // The bytes are the kernel's now.
     if (extent.from == Extent::From::kPlane && --left[extent.unit] == 0) {
       options.unit_saved(extent.unit);

@@ -23,6 +23,7 @@ struct WriteOptions {
   // of the threads.
   std::function<void(int unit)> unit_saved;
   const std::atomic<bool>* stop = nullptr;
+  std::atomic<uint64_t>* written_bytes = nullptr;  // counts up
   DiskCalls* calls = &RealDiskCalls();
 };
 

@@ -1,6 +1,7 @@
 // slidedpctl checkpoint.
 #include "absl/strings/str_cat.h"
 #include "common/base/clock.h"
+#include "hostd/ctl/byte_progress.h"
 #include "hostd/ctl/commands.h"
 #include "hostd/ctl/json_form.h"
 #include "hostd/ctl/yaml_tree.h"
@@ -10,6 +11,17 @@ namespace {
 
 // After every step that a job can have.
 constexpr uint64_t kNoSteps = uint64_t{1} << 62;
+
+// Where it stands; erased when it has ended.
+void ShowSaving(const Environment& environment, const v1::JobInfo& info) {
+  if (!environment.err_is_terminal) return;
+  *environment.err << "\r\x1b[K";
+  if (info.progress().checkpointing() && info.load_bytes() > 0) {
+    *environment.err << ByteProgress::Line("saving", info.loaded_bytes(),
+                                           info.load_bytes());
+  }
+  *environment.err << std::flush;
+}
 
 }  // namespace
 
@@ -32,6 +44,7 @@ ExitCode Checkpoint(const Context& context, const CheckpointOptions& options) {
       options.id, kNoSteps, deadline_ns, *context.environment.interrupt,
       [&](const v1::WatchReply& message) {
         if (message.has_info()) info = message.info();
+        ShowSaving(context.environment, info);
         return info.progress().checkpoints_ended() < reply->ended();
       });
   if (absl::IsCancelled(watched) && context.environment.interrupt->raised()) {

@@ -37,7 +37,7 @@ std::string Bar(uint64_t step, uint64_t steps, int width) {
 
 std::string Progress::Line(const v1::StepRecord& step, uint64_t steps,
                            double seconds_per_step, double tokens_per_second,
-                           bool bar, int columns) {
+                           bool bar, int columns, const std::string& beside) {
   std::string head = absl::StrCat("step ", step.step(), "/", steps);
   std::string tail;
   if (step.skipped()) {
@@ -54,6 +54,7 @@ std::string Progress::Line(const v1::StepRecord& step, uint64_t steps,
                     FormatSeconds(seconds_per_step *
                                   static_cast<double>(steps - step.step())));
   }
+  if (!beside.empty()) absl::StrAppend(&tail, "  ", beside);
   std::string middle = "  ";
   if (bar) {
     int width = columns - 1 - static_cast<int>(head.size() + tail.size()) - 5;
@@ -81,7 +82,7 @@ void Progress::Draw(bool force, int64_t now_ns) {
   int64_t interval = terminal_ ? kBarIntervalNs : kPlainIntervalNs;
   if (!force && shown_ns_ != 0 && now_ns - shown_ns_ < interval) return;
   std::string line = Line(step_, info_.steps(), seconds_, tokens_per_second_,
-                          terminal_, columns_);
+                          terminal_, columns_, Saving());
   if (terminal_) {
     err_ << "\r" << line << "\x1b[K" << std::flush;
     bar_drawn_ = true;
@@ -96,7 +97,7 @@ void Progress::OnInfo(const v1::JobInfo& info, int64_t now_ns) {
   bool changed =
       info.state() != info_.state() || info.reason() != info_.reason();
   info_ = info;
-  if (!changed) return DrawLoading(now_ns);
+  if (!changed) return DrawMoved(now_ns);
   if (terminal_) {
     EraseBar();
   } else {
@@ -110,9 +111,21 @@ void Progress::OnInfo(const v1::JobInfo& info, int64_t now_ns) {
   if (terminal_ && !HasEnded(info.state())) Draw(/*force=*/true, now_ns);
 }
 
-// A bar on a terminal, else a line now and then.
-void Progress::DrawLoading(int64_t now_ns) {
+std::string Progress::Saving() const {
+  if (!info_.progress().checkpointing() || info_.load_bytes() == 0) return "";
+  return absl::StrFormat("saving %.0f %%",
+                         100 * static_cast<double>(info_.loaded_bytes()) /
+                             static_cast<double>(info_.load_bytes()));
+}
+
+// A bar on a terminal, else a line now and then. A checkpoint is beside the
+// steps.
+void Progress::DrawMoved(int64_t now_ns) {
   if (info_.load_bytes() == 0) return;
+  if (info_.progress().checkpointing()) {
+    step_shown_ = false;
+    return Draw(/*force=*/false, now_ns);
+  }
   const bool done = info_.loaded_bytes() >= info_.load_bytes();
   const int64_t interval = terminal_ ? kBarIntervalNs : kPlainIntervalNs;
   if (!done && shown_ns_ != 0 && now_ns - shown_ns_ < interval) return;

@@ -23,14 +23,17 @@ class Progress {
   // Leaves the cursor at the start of a line, the last step shown.
   void Finish();
 
-  // "step 12/60 [====>     ] loss 2.3456  1234 tokens/s  ETA 3m05s".
+  // "step 12/60 [====>     ] loss 2.3456  1234 tokens/s  ETA 3m05s", and what
+  // goes on beside it.
   static std::string Line(const v1::StepRecord& step, uint64_t steps,
                           double seconds_per_step, double tokens_per_second,
-                          bool bar, int columns);
+                          bool bar, int columns,
+                          const std::string& beside = "");
 
  private:
   void Draw(bool force, int64_t now_ns);
-  void DrawLoading(int64_t now_ns);
+  void DrawMoved(int64_t now_ns);
+  std::string Saving() const;  // empty: no checkpoint is under way
   void EraseBar();
 
   const bool terminal_;

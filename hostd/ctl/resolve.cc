@@ -178,12 +178,13 @@ absl::Status ResolveEvaluation(const ResolveContext& context, int64_t vocab,
   }
   v1::Evaluation& eval = *spec.mutable_eval();
   eval.set_data(AbsolutePath(eval.data(), context.current_folder));
-  absl::StatusOr<data::Dataset> dataset =
-      data::Dataset::Open(eval.data(), spec.sequence_length(), vocab);
+  absl::StatusOr<data::Dataset> dataset = data::OpenHeldOut(spec, vocab);
   if (!dataset.ok()) {
     return Annotate(dataset.status(),
                     absl::StrCat(context.file, ": eval.data"));
   }
+  spec.set_documents_per_sequence(std::max<uint64_t>(
+      spec.documents_per_sequence(), dataset->documents_per_sequence()));
   eval.set_dataset_sequences(dataset->sequences());
   eval.set_dataset_tokens(dataset->tokens());
   eval.set_max_sequences(
@@ -375,6 +376,7 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   absl::StatusOr<data::Mixture> data =
       ResolveData(job.model, context.file, spec);
   if (!data.ok()) return data.status();
+  SDP_RETURN_IF_ERROR(ResolveEvaluation(context, job.model.config.vocab, spec));
   if (spec.packing()) {  // the documents' table takes a little memory
     bytes = PlanBytes(spec, job.model, context.logical_cpus,
                       chosen.gpu_memory_bytes);
@@ -383,7 +385,6 @@ absl::StatusOr<ResolvedJob> ResolveJob(v1::JobSpec spec,
   }
   SDP_RETURN_IF_ERROR(ResolveSteps(*data, context.file, spec));
   SDP_RETURN_IF_ERROR(ResolveSchedule(context.file, spec));
-  SDP_RETURN_IF_ERROR(ResolveEvaluation(context, job.model.config.vocab, spec));
   SDP_RETURN_IF_ERROR(ResolveCheckpoints(context.file, job.model.layout, spec));
   AddWarnings(spec, job.warnings);
   spec.set_model_config_json(job.model.config_json);

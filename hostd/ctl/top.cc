@@ -31,7 +31,8 @@ std::string Bytes(uint64_t bytes) {
 // What it is doing, beside its steps.
 std::string Doing(const v1::JobInfo& job) {
   if (job.load_bytes() > 0) {
-    return absl::StrCat("loading ", FormatBytes(job.loaded_bytes()), " of ",
+    return absl::StrCat(job.progress().checkpointing() ? "saving " : "loading ",
+                        FormatBytes(job.loaded_bytes()), " of ",
                         FormatBytes(job.load_bytes()));
   }
   return job.reason();

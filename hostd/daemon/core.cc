@@ -84,7 +84,7 @@ v1::JobInfo InfoOf(const Job& job) {
     info.set_best_eval_loss(job.best_eval->loss());
     info.set_best_eval_step(job.best_eval->step());
   }
-  if (row.state == v1::CONFIGURING) {
+  if (row.state == v1::CONFIGURING || row.progress.checkpointing()) {
     info.set_loaded_bytes(job.loaded_bytes);
     info.set_load_bytes(job.load_bytes);
   }

@@ -38,17 +38,22 @@ bool Core::TakeRetry(Job& job) {
 
 void Core::AddCheckpointEvents(Job& job, RunEvents& events) {
   Job* const it = &job;
-  events.begun = [it](uint64_t first_step) {
+  events.begun = [it](uint64_t first_step, const EarlyStop& evaluations) {
     // What was reported beyond it was of another attempt.
     if (absl::Status status = it->records.Truncate(first_step); !status.ok()) {
       spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
     }
     it->row.step = first_step;
     it->row.progress.set_first_step(first_step);
-    return it->records.Evaluations();
+    it->last_eval.reset();
+    it->best_eval.reset();
+    if (!evaluations.best_loss().has_value()) return;
+    it->best_eval.emplace().set_loss(*evaluations.best_loss());
+    it->best_eval->set_step(evaluations.best_step());
   };
   events.checkpointing = [this, it] {
     it->row.progress.set_checkpointing(true);
+    it->loaded_bytes = it->load_bytes = 0;
     Changed(*it);
   };
   events.checkpointed = [this, it](const CheckpointEnd& end) {

@@ -266,7 +266,7 @@ RunEvents Core::EventsOf(Job& job) {
       spdlog::error("job {}: {}", it->row.id, std::string(status.message()));
   };
   events.record = [this, it](v1::Record& record) { OnRecord(*it, record); };
-  events.loading = [this, it](uint64_t done_bytes, uint64_t all_bytes) {
+  events.moved = [this, it](uint64_t done_bytes, uint64_t all_bytes) {
     it->loaded_bytes = done_bytes;
     it->load_bytes = all_bytes;
     Changed(*it);

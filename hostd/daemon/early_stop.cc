@@ -18,4 +18,18 @@ bool EarlyStop::Add(uint64_t step, double loss) {
   return true;
 }
 
+void EarlyStop::Save(checkpoint::Memory& memory) const {
+  memory.best_loss = best_loss_;
+  memory.best_step = best_step_;
+  memory.mark = mark_;
+  memory.since_better = since_;
+}
+
+void EarlyStop::Restore(const checkpoint::Memory& memory) {
+  best_loss_ = memory.best_loss;
+  best_step_ = memory.best_step;
+  mark_ = memory.mark;
+  since_ = memory.since_better;
+}
+
 }  // namespace slidedp::hostd

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "common/checkpoint/manifest.h"
+
 namespace slidedp::hostd {
 
 class EarlyStop {
@@ -17,6 +19,10 @@ class EarlyStop {
   // The evaluation after `step` steps. True: the lowest so far.
   bool Add(uint64_t step, double loss);
   bool should_stop() const { return patience_ > 0 && since_ >= patience_; }
+
+  // Its part of what a checkpoint holds.
+  void Save(checkpoint::Memory& memory) const;
+  void Restore(const checkpoint::Memory& memory);
 
   std::optional<double> best_loss() const { return best_loss_; }
   uint64_t best_step() const { return best_step_; }

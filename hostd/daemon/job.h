@@ -33,9 +33,9 @@ struct Job {
   // Largest seen; 0: not measured.
   uint64_t host_pss_peak_bytes = 0;
   uint64_t device_peak_bytes = 0;
-  // Of this run; not kept across a restart.
+  // The best is also of what the run goes on from. Not in the journal.
   std::optional<v1::EvalRecord> last_eval, best_eval;
-  uint64_t loaded_bytes = 0, load_bytes = 0;  // while weights are loaded
+  uint64_t loaded_bytes = 0, load_bytes = 0;  // as in v1::JobInfo
   // Not in the journal yet: an update failed and is tried again.
   bool unwritten = false;
   std::vector<v1::JobEvent> unwritten_events;

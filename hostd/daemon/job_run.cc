@@ -47,9 +47,7 @@ JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
       ranks_(job_.spec.ranks()),
       problem_(job_.checked.problem),
       plan_(job_.checked.plan),
-      losses_(job_.spec.loss_spike_sigma()),
-      early_stop_(job_.spec.early_stop().patience(),
-                  job_.spec.early_stop().min_delta()),
+      memory_(job_.spec),
       self_(std::make_shared<JobRun*>(this)) {
   MakeCheckpoints();
 }

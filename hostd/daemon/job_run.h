@@ -16,11 +16,10 @@
 #include "common/model/source.h"
 #include "hostd/daemon/admission.h"
 #include "hostd/daemon/config.h"
-#include "hostd/daemon/early_stop.h"
 #include "hostd/daemon/event_loop.h"
 #include "hostd/daemon/handover.h"
-#include "hostd/daemon/loss_watch.h"
 #include "hostd/daemon/run_checkpoints.h"
+#include "hostd/daemon/run_memory.h"
 #include "hostd/daemon/spec_check.h"
 #include "hostd/daemon/step_measures.h"
 #include "hostd/daemon/task_thread.h"
@@ -62,14 +61,14 @@ struct RunEvents {
   std::function<void(uint32_t rank, const Launched& process)> launched;
   // In v1::Record's order; what it adds is told to the user's folder too.
   std::function<void(v1::Record& record)> record;
-  // So much of the weights is read.
-  std::function<void(uint64_t done_bytes, uint64_t all_bytes)> loading;
+  // So much of the weights is read, or of a checkpoint written.
+  std::function<void(uint64_t done_bytes, uint64_t all_bytes)> moved;
   // As measured a moment ago: PSS of daemon and workers together, and the
   // largest device memory of a rank.
   std::function<void(uint64_t pss_bytes, uint64_t device_bytes)> memory;
-  // The state is loaded: so many steps are done already. Returns the
-  // evaluations before, of earlier attempts.
-  std::function<std::vector<v1::EvalRecord>(uint64_t first_step)> begun;
+  // The state is loaded: so many steps are done already; the best evaluation
+  // among them, if there is one.
+  std::function<void(uint64_t first_step, const EarlyStop& evaluations)> begun;
   // A checkpoint is under way, or has ended.
   std::function<void()> checkpointing;
   std::function<void(const CheckpointEnd&)> checkpointed;
@@ -183,6 +182,8 @@ class JobRun {
   absl::StatusOr<std::optional<checkpoint::Manifest>> Resume(int socket,
                                                              HostState& state);
   void OnLoaded(const absl::Status& status);
+  // Reading or writing rank 0's files failed while `doing`.
+  void OnFilesFailed(const std::string& doing, const absl::Status& status);
   void OnResumed(const checkpoint::Manifest& manifest);
   void MakeCheckpoints();
   void StartStepsIfReady();
@@ -197,7 +198,7 @@ class JobRun {
   uint64_t last_step() const { return stop_step_.value_or(job_.spec.steps()); }
   // For the job's history, while it runs.
   void Notice(const std::string& text);
-  // Counts skipped steps; false: the run was ended.
+  // False: too many steps in a row were skipped, the run was ended.
   bool MayGoOn(const StepResult& result);
   void CompleteIfDone();
   void OnEngineStopped();
@@ -262,16 +263,15 @@ class JobRun {
   std::unique_ptr<UpdateEngine> engine_;
   uint64_t steps_applied_ = 0;
   std::optional<StepMeasures> measures_;  // from the first step on
-  LossWatch losses_;
-  uint64_t skipped_in_a_row_ = 0;
-  EarlyStop early_stop_;
+  RunMemory memory_;
   uint64_t eval_step_ = 0;       // of the evaluation under way, or the last
   uint64_t next_eval_step_ = 0;  // the next one is not before
   std::optional<uint64_t> stop_step_;  // early
   std::string stop_reason_;
   int notices_ = 0;
-  // Where the engine begins.
+  // Where the engine begins, and with which memory.
   Boundary begin_ = {};
+  checkpoint::Memory begin_memory_;
   // PutBack waits for its checkpoint.
   std::optional<std::pair<shm::AbortReason, std::string>> put_back_;
   uint64_t own_pss_bytes_ = 0;

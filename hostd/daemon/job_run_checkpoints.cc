@@ -21,6 +21,7 @@ void JobRun::MakeCheckpoints() {
     if (ranks_[0].session != nullptr) ranks_[0].session->Send(message);
   };
   events.begun = [this] { events_.checkpointing(); };
+  events.memory = [this](uint64_t step) { return memory_.After(step); };
   events.ended = [this](const CheckpointEnd& end) {
     events_.checkpointed(end);
   };
@@ -85,23 +86,23 @@ absl::Status JobRun::FillRandom(HostState& state) const {
 void JobRun::OnLoaded(const absl::Status& status) {
   if (phase_ != Phase::kLoading) return;
   if (!status.ok()) {
-    // A connection that broke is the rank's death; its exit tells more.
-    const bool broken =
-        absl::IsCancelled(status) || absl::IsUnavailable(status);
-    if (broken) {
-      FailRank(0, "closed its attach connection", /*refinable=*/true);
-    } else {
-      Abort(
-          v1::FAILED, shm::AbortReason::kJobFailed,
-          absl::StrCat("loading ", job_.spec.model(), ": ", status.message()));
-    }
-    return;
+    return OnFilesFailed(absl::StrCat("loading ", job_.spec.model()), status);
   }
   loaded_ = true;
   if (const uint64_t all_bytes = load_progress_.all_bytes; all_bytes > 0) {
-    events_.loading(all_bytes, all_bytes);
+    events_.moved(all_bytes, all_bytes);
   }
   StartStepsIfReady();
+}
+
+void JobRun::OnFilesFailed(const std::string& doing,
+                           const absl::Status& status) {
+  // A connection that broke is the rank's death; its exit tells more.
+  if (absl::IsCancelled(status) || absl::IsUnavailable(status)) {
+    return FailRank(0, "closed its attach connection", /*refinable=*/true);
+  }
+  Abort(v1::FAILED, shm::AbortReason::kJobFailed,
+        absl::StrCat(doing, ": ", status.message()));
 }
 
 absl::StatusOr<std::optional<checkpoint::Manifest>> JobRun::Resume(
@@ -126,6 +127,7 @@ absl::StatusOr<std::optional<checkpoint::Manifest>> JobRun::Resume(
 
 void JobRun::OnResumed(const checkpoint::Manifest& manifest) {
   begin_ = {manifest.step, manifest.updates, manifest.clip_history};
+  begin_memory_ = manifest.memory;
   std::string event =
       absl::StrCat("goes on from a checkpoint after step ", manifest.step);
   for (const std::string& difference : checkpoint::Differences(

@@ -158,10 +158,14 @@ void JobRun::Tick(int64_t now_ns) {
   MeasureMemory(now_ns);
   if (phase_ == Phase::kLoading && !loaded_) {
     const uint64_t all_bytes = load_progress_.all_bytes;
-    if (all_bytes > 0) events_.loading(load_progress_.done_bytes, all_bytes);
+    if (all_bytes > 0) events_.moved(load_progress_.done_bytes, all_bytes);
   }
   if (checkpoints_ != nullptr && phase_ == Phase::kStepping) {
     checkpoints_->Tick(now_ns);
+    if (const auto [done_bytes, all_bytes] = checkpoints_->written();
+        checkpoints_->busy() && all_bytes > 0) {
+      events_.moved(done_bytes, all_bytes);
+    }
   }
   if (phase_ >= Phase::kLeaving) {
     PressWorkers(now_ns);

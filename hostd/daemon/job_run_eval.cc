@@ -12,9 +12,8 @@ void JobRun::OnEvalReport(uint32_t rank, const v1::EvalReport& report) {
   if (phase_ != Phase::kStepping || !job_.spec.has_eval() || stop_step_) {
     return Unexpected(rank, "eval_report");
   }
-  const bool due =
-      policy::EvaluationIsDue(report.step(), begin_.step, job_.spec.steps(),
-                              job_.spec.eval().every_steps());
+  const bool due = policy::EvaluationIsDue(report.step(), job_.spec.steps(),
+                                           job_.spec.eval().every_steps());
   const bool first =
       std::none_of(ranks_.begin(), ranks_.end(),
                    [](const Rank& r) { return r.eval.has_value(); });
@@ -61,13 +60,14 @@ void JobRun::FinishEvaluation() {
   record.set_step(eval_step_);
   record.set_sequences(eval.max_sequences());
   record.set_loss(loss_sum / static_cast<double>(record.valid_tokens()));
-  record.set_best(early_stop_.Add(eval_step_, record.loss()));
+  record.set_best(memory_.AddEvaluation(eval_step_, record.loss()));
   next_eval_step_ = eval_step_ + 1;
   if (measures_) measures_->Interrupted();
   v1::Record told;
   *told.mutable_eval() = record;
   Tell(told);
-  const bool stop = early_stop_.should_stop() && eval_step_ < job_.spec.steps();
+  const bool stop =
+      memory_.evaluations().should_stop() && eval_step_ < job_.spec.steps();
   if (stop) StopEarly();
   v1::DaemonMessage message;
   message.mutable_eval_verdict()->set_step(eval_step_);
@@ -77,12 +77,13 @@ void JobRun::FinishEvaluation() {
 
 void JobRun::StopEarly() {
   stop_step_ = eval_step_;
+  const EarlyStop& evaluations = memory_.evaluations();
   stop_reason_ = absl::StrFormat(
       "stopped early after step %d of %d: %d evaluations in a row were not "
       "lower by %g; the lowest loss was %.6g, after step %d",
-      eval_step_, job_.spec.steps(), early_stop_.since_better(),
-      job_.spec.early_stop().min_delta(), early_stop_.best_loss().value_or(0),
-      early_stop_.best_step());
+      eval_step_, job_.spec.steps(), evaluations.since_better(),
+      job_.spec.early_stop().min_delta(), evaluations.best_loss().value_or(0),
+      evaluations.best_step());
   Say(state_word_, "", stop_reason_);
 }
 

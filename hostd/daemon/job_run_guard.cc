@@ -62,13 +62,13 @@ void JobRun::OnStep(const StepResult& result) {
   v1::Record told;
   v1::StepRecord& record = *told.mutable_step();
   record = measures_->Next(result);
-  const std::optional<LossWatch::Spike> spike =
-      result.skipped ? std::nullopt : losses_.Add(result.loss);
+  const std::optional<LossWatch::Spike> spike = memory_.AddStep(result);
   record.set_loss_spike(spike.has_value());
   Tell(told);
   if (auto trace = trace_.lock()) {
     trace->OnStep(result.step, result.begin_ns, result.end_ns, update_spans_);
   }
+  if (checkpoints_ != nullptr) checkpoints_->OnRecord();
   if (phase_ != Phase::kStepping) return;
   if (spike.has_value()) {
     Notice(absl::StrFormat(
@@ -82,19 +82,16 @@ void JobRun::OnStep(const StepResult& result) {
 }
 
 bool JobRun::MayGoOn(const StepResult& result) {
-  if (!result.not_finite) {
-    if (!result.skipped) skipped_in_a_row_ = 0;
-    return true;
-  }
+  if (!result.not_finite) return true;
   const uint64_t limit = job_.spec.max_skipped_steps();
   const std::string what = absl::StrCat("step ", result.step + 1,
                                         " was skipped: ", result.skip_reason);
-  if (++skipped_in_a_row_ <= limit || limit == 0) {
+  if (memory_.skipped_in_a_row() <= limit || limit == 0) {
     Notice(what);
     return true;
   }
   Abort(v1::FAILED, shm::AbortReason::kJobFailed,
-        absl::StrCat(what, "; with it ", skipped_in_a_row_,
+        absl::StrCat(what, "; with it ", memory_.skipped_in_a_row(),
                      " steps in a row, max_skipped_steps is ", limit,
                      ": lower the learning rate, or look at the data"));
   return false;

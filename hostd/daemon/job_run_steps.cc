@@ -200,9 +200,12 @@ void JobRun::StartStepsIfReady() {
       return checkpoints->OnBoundary(boundary);
     };
   }
-  for (const v1::EvalRecord& eval : events_.begun(begin_.step)) {
-    early_stop_.Add(eval.step(), eval.loss());
+  if (!memory_.Begin(begin_.step, begin_memory_)) {
+    Say(state_word_, "loading weights and data",
+        "evaluated on other sequences than before: the best loss so far is "
+        "forgotten");
   }
+  events_.begun(begin_.step, memory_.evaluations());
   engine_ = UpdateEngine::Start(
       *state_, config,
       [this](const StepResult& result) {
@@ -312,16 +315,7 @@ void JobRun::OnWritten(const absl::Status& status,
                        const std::vector<std::string>& warnings) {
   if (phase_ != Phase::kWriting) return;
   if (!status.ok()) {
-    const bool broken =
-        absl::IsCancelled(status) || absl::IsUnavailable(status);
-    if (broken) {
-      FailRank(0, "closed its attach connection", /*refinable=*/true);
-    } else {
-      Abort(
-          v1::FAILED, shm::AbortReason::kJobFailed,
-          absl::StrCat("writing ", job_.spec.output(), ": ", status.message()));
-    }
-    return;
+    return OnFilesFailed(absl::StrCat("writing ", job_.spec.output()), status);
   }
   for (const std::string& warning : warnings) {
     Say(v1::COMPLETING, absl::StrCat("writing ", job_.spec.output()), warning);

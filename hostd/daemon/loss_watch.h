@@ -10,11 +10,14 @@
 #include <deque>
 #include <optional>
 
+#include "common/checkpoint/manifest.h"
+
 namespace slidedp::hostd {
 
 class LossWatch {
  public:
-  static constexpr size_t kWindow = 64, kLeast = 16;
+  static constexpr size_t kWindow = checkpoint::Memory::kMaxLosses;
+  static constexpr size_t kLeast = 16;
   static constexpr double kLeastDeviation = 1e-3;
 
   struct Spike {
@@ -25,6 +28,8 @@ class LossWatch {
   explicit LossWatch(double sigma) : sigma_(sigma) {}
   // The next loss; one that is not finite is passed over.
   std::optional<Spike> Add(double loss);
+  // The oldest first.
+  const std::deque<double>& last() const { return last_; }
 
  private:
   const double sigma_;

@@ -122,6 +122,7 @@ void RunCheckpoints::Begin(const Boundary& boundary) {
   step_ = boundary.step;
   failure_.clear();
   begun_ns_ = MonotonicNs();
+  written_bytes_ = all_bytes_ = 0;
   events_.begun();
   v1::DaemonMessage message;
   message.mutable_open_checkpoint()->set_step(step_);
@@ -162,6 +163,10 @@ absl::StatusOr<checkpoint::Manifest> RunCheckpoints::Write(
     if (!last_) job_.engine->Release(unit);
   };
   options.stop = &closed_;
+  options.written_bytes = &written_bytes_;
+  uint64_t all_bytes = 0;
+  for (const checkpoint::File& file : files) all_bytes += file.bytes;
+  all_bytes_ = all_bytes;
   SDP_ASSIGN_OR_RETURN(const std::vector<uint32_t> crcs,
                        WriteCheckpoint(files, source, state, fds, options));
   checkpoint::Manifest manifest;
@@ -178,11 +183,21 @@ absl::StatusOr<checkpoint::Manifest> RunCheckpoints::Write(
   return manifest;
 }
 
-void RunCheckpoints::OnWritten(
-    const absl::StatusOr<checkpoint::Manifest>& manifest) {
+void RunCheckpoints::OnRecord() {
+  if (!written_.has_value()) return;
+  OnWritten(*std::exchange(written_, std::nullopt));
+}
+
+void RunCheckpoints::OnWritten(absl::StatusOr<checkpoint::Manifest> manifest) {
   if (closed_) return;
   v1::DaemonMessage message;
   if (manifest.ok()) {
+    std::optional<checkpoint::Memory> memory = events_.memory(manifest->step);
+    if (!memory.has_value()) {
+      written_ = *std::move(manifest);
+      return;
+    }
+    manifest->memory = *std::move(memory);
     phase_ = Phase::kCommitting;
     message.mutable_commit_checkpoint()->set_manifest(
         checkpoint::ToJson(*manifest));

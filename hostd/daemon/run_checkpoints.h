@@ -10,7 +10,9 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "common/checkpoint/manifest.h"
 #include "common/model/source.h"
@@ -39,6 +41,9 @@ class RunCheckpoints {
     // Loop thread.
     std::function<void(const v1::DaemonMessage&)> send;  // to rank 0
     std::function<void()> begun;
+    // What the run remembers as of the end of that step; nothing while its
+    // record is not out.
+    std::function<std::optional<checkpoint::Memory>(uint64_t step)> memory;
     std::function<void(const CheckpointEnd&)> ended;
     // After RequestLast: it has ended, and nothing was released after it.
     std::function<void()> last_ended;
@@ -67,6 +72,13 @@ class RunCheckpoints {
   void Tick(int64_t now_ns);
   // One is under way, or its boundary has been reached.
   bool busy() const { return busy_; }
+  // A step's record is out.
+  void OnRecord();
+  // Of the one that is under way: bytes that are written, and all of them; 0
+  // until that is known.
+  std::pair<uint64_t, uint64_t> written() const {
+    return {written_bytes_, all_bytes_};
+  }
   // CheckpointCommitted or CheckpointFailed. False: out of turn.
   bool OnMessage(const v1::WorkerMessage& message);
   // Nothing begins any more, what is under way ends soon.
@@ -82,7 +94,7 @@ class RunCheckpoints {
   void Begin(const Boundary& boundary);
   // On the own thread: receives the files and fills them.
   absl::StatusOr<checkpoint::Manifest> Write(const Boundary& boundary);
-  void OnWritten(const absl::StatusOr<checkpoint::Manifest>& manifest);
+  void OnWritten(absl::StatusOr<checkpoint::Manifest> manifest);
   void End(CheckpointEnd end);
 
   const v1::Checkpoint settings_;
@@ -94,10 +106,12 @@ class RunCheckpoints {
   std::atomic<bool> busy_ = false;
   std::atomic<bool> last_ = false;    // to come, or under way
   std::atomic<bool> closed_ = false;  // also ends writing
+  std::atomic<uint64_t> written_bytes_ = 0, all_bytes_ = 0;
   // Loop thread.
   Phase phase_ = Phase::kIdle;
   uint64_t step_ = 0;
   std::string failure_;
+  std::optional<checkpoint::Manifest> written_;  // waits for its step's record
   int64_t begun_ns_ = 0;
   int64_t due_ns_ = 0;  // by every_minutes
 

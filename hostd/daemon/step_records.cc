@@ -207,20 +207,6 @@ absl::Status StepRecords::Truncate(uint64_t after_step) {
   return absl::OkStatus();
 }
 
-std::vector<v1::EvalRecord> StepRecords::Evaluations() const {
-  std::vector<v1::EvalRecord> evaluations;
-  Cursor cursor;
-  // The file has all; what it lacks is in memory.
-  for (bool more = true; more;) {
-    std::vector<v1::Record> records = Next(cursor, kInMemory);
-    more = !records.empty();
-    for (v1::Record& record : records) {
-      if (record.has_eval()) evaluations.push_back(record.eval());
-    }
-  }
-  return evaluations;
-}
-
 void StepRecords::Forget() {
   kept_.clear();
   received_ns_.clear();

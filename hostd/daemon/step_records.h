@@ -32,8 +32,6 @@ class StepRecords {
   // Drops records of steps beyond this one and of evaluations from it on, in
   // memory and in the file: the job goes on from there and makes them anew.
   absl::Status Truncate(uint64_t after_step);
-  // All evaluations that are left.
-  std::vector<v1::EvalRecord> Evaluations() const;
   // Drops what is in memory but the last step; the file stays.
   void Forget();
 

@@ -124,3 +124,22 @@ def test_a_users_private_files_stay_private(shared, open_folder):
     result = as_user(shared, BOB, "submit", stolen, check=False)
     assert result.returncode == 1 and "ermission" in result.stderr
     assert shared.json("status", "-a")["jobs"] == []
+
+
+def test_anothers_checkpoint_is_nobodys(shared, open_folder):
+    job, file = job_of(ALICE, open_folder, steps=4,
+                       checkpoint={"every_steps": 2})
+    job_id = json.loads(as_user(shared, ALICE, "submit", file, "--wait")
+                        .stdout.splitlines()[0])["id"]
+    saved = job.folder / "output.checkpoints/step-00000004"
+    assert saved.exists()
+    _, file = job_of(BOB, open_folder, steps=8)
+    for arguments in (("submit", file, "--resume", saved), ("verify", saved),
+                      ("export", saved, "-o", open_folder / "out")):
+        result = as_user(shared, BOB, *arguments, check=False)
+        assert result.returncode == 1, (arguments, result)
+        said = result.stdout + result.stderr
+        assert str(saved) in said and "Permission denied" in said, said
+    result = as_user(shared, BOB, "export", job_id, "-o", open_folder / "out",
+                     check=False)
+    assert result.returncode == 4, result

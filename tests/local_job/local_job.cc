@@ -180,6 +180,7 @@ absl::Status RunRank(const LocalJobOptions& options,
   inputs.batch.batch_size = options.problem.batch_size;
   inputs.batch.micro_batch_size = plan.micro_batch_size;
   inputs.batch.micro_batches = plan.micro_batches;
+  inputs.batch.documents_per_sequence = plan.documents_per_sequence;
   inputs.eval.dataset = eval_dataset;
   inputs.eval.sequences = options.eval_sequences;
   inputs.eval.every_steps = options.eval_every_steps;
@@ -245,7 +246,16 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
   LocalJobResult result;
   SDP_ASSIGN_OR_RETURN(const data::Mixture data,
                        OpenData(options, config.vocab));
+  std::optional<data::Dataset> eval_dataset;
   problem.documents_per_sequence = data.documents_per_sequence();
+  if (options.eval_sequences > 0) {
+    SDP_ASSIGN_OR_RETURN(
+        eval_dataset,
+        data::Dataset::Open(options.eval_data, problem.sequence_length,
+                            config.vocab, options.sequences));
+    problem.documents_per_sequence = std::max(
+        problem.documents_per_sequence, eval_dataset->documents_per_sequence());
+  }
   SDP_ASSIGN_OR_RETURN(result.plan, policy::MakePlan(problem));
   result.layout = model::MakeStateLayout(config);
   SDP_RETURN_IF_ERROR(model::ApplyRules(options.rules, result.layout));
@@ -255,13 +265,6 @@ absl::StatusOr<LocalJobResult> RunLocalJob(const LocalJobOptions& options) {
                        model::OpenModelFolder(options.model));
   SDP_RETURN_IF_ERROR(hostd::LoadParameters(source, *state));
 
-  std::optional<data::Dataset> eval_dataset;
-  if (options.eval_sequences > 0) {
-    SDP_ASSIGN_OR_RETURN(
-        eval_dataset,
-        data::Dataset::Open(options.eval_data, problem.sequence_length,
-                            config.vocab));
-  }
   Evaluations evaluations(options, result.plan.ranks);
   const uint64_t steps_to_do =
       options.stop_at_evaluation.value_or(options.steps);

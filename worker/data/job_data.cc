@@ -6,17 +6,25 @@
 #include "common/base/status.h"
 
 namespace slidedp::data {
+namespace {
+
+SequenceOptions OptionsOf(const v1::JobSpec& spec) {
+  SequenceOptions options;
+  options.packing = spec.packing();
+  options.long_documents = spec.long_documents() == v1::LONG_DOCUMENTS_TRUNCATE
+                               ? LongDocuments::kTruncate
+                               : LongDocuments::kSplit;
+  return options;
+}
+
+}  // namespace
 
 absl::StatusOr<Mixture> OpenJobData(const v1::JobSpec& spec, int64_t vocab) {
   if (spec.sources().empty()) {
     return InvalidInput("job spec", "data", "", "names no data set",
                         "give a dataset made by slidedp-prepare");
   }
-  SequenceOptions options;
-  options.packing = spec.packing();
-  options.long_documents = spec.long_documents() == v1::LONG_DOCUMENTS_TRUNCATE
-                               ? LongDocuments::kTruncate
-                               : LongDocuments::kSplit;
+  SequenceOptions options = OptionsOf(spec);
   options.seed = spec.seed();
   std::vector<Dataset> datasets;
   std::vector<double> weights;
@@ -30,6 +38,12 @@ absl::StatusOr<Mixture> OpenJobData(const v1::JobSpec& spec, int64_t vocab) {
     if (spec.sources(0).weight() != 0) weights.push_back(source.weight());
   }
   return Mixture::Create(std::move(datasets), weights, spec.seed());
+}
+
+absl::StatusOr<Dataset> OpenHeldOut(const v1::JobSpec& spec, int64_t vocab) {
+  return Dataset::Open(spec.eval().data(),
+                       static_cast<int64_t>(spec.sequence_length()), vocab,
+                       OptionsOf(spec));
 }
 
 }  // namespace slidedp::data

@@ -11,4 +11,9 @@ namespace slidedp::data {
 // counts of its sources are not looked at.
 absl::StatusOr<Mixture> OpenJobData(const v1::JobSpec& spec, int64_t vocab);
 
+// The held-out file, cut and packed as the job's data are: an evaluation
+// measures what is trained. Which documents share a sequence does not depend on
+// the job's seed. The spec has an evaluation.
+absl::StatusOr<Dataset> OpenHeldOut(const v1::JobSpec& spec, int64_t vocab);
+
 }  // namespace slidedp::data

@@ -37,13 +37,14 @@ struct BatchShape {
   int64_t micro_batch_size = 0;
   int64_t micro_batches = 0;  // per rank
   uint64_t end_position = UINT64_MAX;
+  int64_t documents_per_sequence = 0;  // packed: room for so many, else 0
 };
 void FillStepBatch(const Mixture& data, const BatchShape& shape, int rank,
                    uint64_t step, StepBatch& batch);
 // One rank's part of a round of an evaluation: of sequences [0, sequences) in
 // their order, as many as a step takes, cut as a step is. What is missing in
 // the last round is zero-weight. valid_tokens: of this rank only. `dataset` is
-// not packed, and first_rows and offsets are left alone.
+// packed as the job's data are.
 void FillEvalBatch(const Dataset& dataset, uint64_t sequences,
                    const BatchShape& shape, int rank, uint64_t round,
                    StepBatch& batch);

@@ -84,6 +84,7 @@ data::BatchShape Proposal::batch_shape() const {
   shape.batch_size = static_cast<int64_t>(spec.batch_size());
   shape.micro_batch_size = plan.micro_batch_size;
   shape.micro_batches = plan.micro_batches;
+  shape.documents_per_sequence = plan.documents_per_sequence;
   if (spec.epochs() > 0) {
     shape.end_position =
         data::EpochPositions(spec.epochs(), spec.dataset_sequences());

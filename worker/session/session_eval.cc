@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/log.h"
 #include "common/base/status.h"
+#include "worker/data/job_data.h"
 #include "worker/session/session.h"
 
 namespace slidedp::session {
@@ -15,11 +16,8 @@ absl::Status Session::OpenEvalDataset() {
   const v1::JobSpec& spec = proposal_->spec;
   if (!spec.has_eval()) return absl::OkStatus();
   const v1::Evaluation& eval = spec.eval();
-  SDP_ASSIGN_OR_RETURN(
-      eval_dataset_,
-      data::Dataset::Open(eval.data(),
-                          static_cast<int64_t>(spec.sequence_length()),
-                          proposal_->config.vocab));
+  SDP_ASSIGN_OR_RETURN(eval_dataset_,
+                       data::OpenHeldOut(spec, proposal_->config.vocab));
   for (const auto& [name, found, submitted] :
        {std::tuple("sequences", eval_dataset_->sequences(),
                    eval.dataset_sequences()),

@@ -16,7 +16,7 @@ using model::Role;
 
 bool TrainerImpl::EvaluationIsDue(uint64_t step, uint64_t end) const {
   return in_.eval.dataset != nullptr &&
-         policy::EvaluationIsDue(step, first_step_, end, in_.eval.every_steps);
+         policy::EvaluationIsDue(step, end, in_.eval.every_steps);
 }
 
 uint64_t TrainerImpl::EvaluationRounds() const {
@@ -49,7 +49,6 @@ absl::StatusOr<bool> TrainerImpl::Evaluate(uint64_t step) {
     if (round + 1 < rounds) AppendEvaluationVisits(step);
     data::FillEvalBatch(*in_.eval.dataset, in_.eval.sequences, in_.batch,
                         in_.rank, round, batch_);
-    OneDocumentPerSequence();
     part.valid_tokens += batch_.valid_tokens;
     SDP_ASSIGN_OR_RETURN(StepTokens tokens, UploadTokens(step + round));
     tokens.loss_sum = loss_sum;

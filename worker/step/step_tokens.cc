@@ -3,12 +3,24 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
 #include "worker/step/trainer_impl.h"
 
 namespace slidedp::step {
+
+absl::Status TrainerImpl::CheckDocuments(const char* what,
+                                         int64_t documents) const {
+  const int64_t room = in_.plan->documents_per_sequence;
+  if ((documents > 0) == (room > 0) && documents <= room) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " has up to ", documents,
+                   " documents a sequence, the plan ", room));
+}
 
 absl::StatusOr<TrainerImpl::StepTokens> TrainerImpl::BeginStep(uint64_t step) {
   if (in_.mixture == nullptr) {

@@ -94,11 +94,13 @@ absl::Status TrainerImpl::Init() {
   if (in_.mixture == nullptr && !in_.compute_only) {
     return absl::InvalidArgumentError("a job without a data set");
   }
-  if (in_.mixture != nullptr &&
-      in_.mixture->documents_per_sequence() != plan.documents_per_sequence) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the data has up to ", in_.mixture->documents_per_sequence(),
-        " documents a sequence, the plan ", plan.documents_per_sequence));
+  if (in_.mixture != nullptr) {
+    SDP_RETURN_IF_ERROR(
+        CheckDocuments("the data", in_.mixture->documents_per_sequence()));
+  }
+  if (in_.eval.dataset != nullptr) {
+    SDP_RETURN_IF_ERROR(CheckDocuments(
+        "the held-out data", in_.eval.dataset->documents_per_sequence()));
   }
   SDP_ASSIGN_OR_RETURN(compute_, in_.device->NewStream("compute"));
   for (auto& event : visit_done_) {
@@ -150,7 +152,7 @@ absl::Status TrainerImpl::PlaceWeights() {
 absl::Status TrainerImpl::Run(uint64_t first, uint64_t count) {
   if (count == 0) return absl::OkStatus();
   const uint64_t end = first + count;
-  first_step_ = times_written_ = first;
+  times_written_ = first;
   upcoming_.clear();
   bool go_on = true;
   uint64_t step = first;

@@ -79,6 +79,8 @@ class TrainerImpl : public Trainer {
   // Both take batch_; buffers of two turns alternate.
   absl::StatusOr<StepTokens> UploadBatch(uint64_t step);
   absl::StatusOr<StepTokens> UploadTokens(uint64_t turn);
+  // That the plan has room for the documents of packed sequences.
+  absl::Status CheckDocuments(const char* what, int64_t documents) const;
   absl::StatusOr<StepTokens> BeginStep(uint64_t step);
   void ReportUsedRows(uint64_t step);
   absl::Status EnqueueStep(uint64_t step);
@@ -144,7 +146,6 @@ class TrainerImpl : public Trainer {
   size_t deliveries_ahead_ = 1;  // how many may be under way
   std::vector<Visit> upcoming_;  // from the visit being enqueued on
   uint64_t visits_ = 0;          // enqueued so far
-  uint64_t first_step_ = 0;      // of this Run
   uint64_t times_written_ = 0;   // steps whose times are reported
   std::atomic<uint64_t> steps_enqueued_{0};
   std::vector<ComputeTimes> compute_times_;

@@ -24,6 +24,13 @@ Manifest Sample() {
   manifest.layout_hash = 0xfedcba9876543210;
   manifest.sampler = {{"seed", "42"}, {"batch_size", "8"}};
   manifest.training = {{"optimizer", "lr: 0.001"}};
+  manifest.memory.losses = {2.5, 1.0 / 3, 0, -1e-300};
+  manifest.memory.skipped_in_a_row = 3;
+  manifest.memory.held_out = {{"max_sequences", "512"}};
+  manifest.memory.best_loss = 1.1;
+  manifest.memory.best_step = 90;
+  manifest.memory.mark = 2;
+  manifest.memory.since_better = 1;
   manifest.files = {{"model.safetensors", 1000, 0xffffffff},
                     {"state-00000.safetensors", 0, 0}};
   return manifest;
@@ -95,6 +102,16 @@ TEST(ManifestTest, MoreUpdatesThanStepsIsRefused) {
   EXPECT_THAT(
       ParseManifest(ToJson(manifest), "m").status(),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("updates")));
+}
+
+TEST(ManifestTest, MoreLossesThanAnyRunRemembersAreRefused) {
+  Manifest manifest = Sample();
+  manifest.memory.losses.assign(Memory::kMaxLosses, 1.5);
+  EXPECT_OK(ParseManifest(ToJson(manifest), "m"));
+  manifest.memory.losses.push_back(1.5);
+  EXPECT_THAT(
+      ParseManifest(ToJson(manifest), "m").status(),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("memory.losses")));
 }
 
 TEST(ManifestTest, FitsOnlyItsOwnModelAndSampler) {

@@ -71,6 +71,27 @@ TEST(ProgressTest, LoadingIsShownNowAndThen) {
                                HasSubstr("\r\x1b[Kjob 7 is RUNNING")));
 }
 
+TEST(ProgressTest, SavingIsShownBesideTheSteps) {
+  v1::JobInfo info = MakeInfo(v1::RUNNING);
+  std::ostringstream err;
+  Progress progress(/*terminal=*/true, 100, err);
+  progress.OnInfo(info, kSecond);
+  progress.OnStep(StepReply(5, 2.5).step(), 2 * kSecond);
+  info.mutable_progress()->set_checkpointing(true);
+  info.set_load_bytes(200);
+  info.set_loaded_bytes(34);
+  progress.OnInfo(info, 3 * kSecond);
+  EXPECT_THAT(err.str(), HasSubstr("  saving 17 %\x1b[K"));
+  progress.OnStep(StepReply(6, 2.5).step(), 4 * kSecond);
+  EXPECT_THAT(err.str(), HasSubstr("step 6/"));
+  info.mutable_progress()->set_checkpointing(false);
+  info.set_load_bytes(0);
+  progress.OnInfo(info, 5 * kSecond);
+  err.str("");
+  progress.OnStep(StepReply(7, 2.5).step(), 6 * kSecond);
+  EXPECT_THAT(err.str(), Not(HasSubstr("saving")));
+}
+
 TEST(ProgressTest, AnUnchangedStateIsSaidOnce) {
   std::ostringstream err;
   Progress progress(false, 80, err);

@@ -112,6 +112,8 @@ TEST_F(JobRunCheckpointTest, IsWrittenCommittedAndTold) {
   ASSERT_OK(manifest);
   EXPECT_EQ(manifest->step, 2u);
   EXPECT_EQ(manifest->updates, 2u);
+  // Of both steps, though the last one's record comes after its planes.
+  EXPECT_EQ(manifest->memory.losses.size(), 2u);
   ASSERT_OK(made->Commit(*manifest));
   EXPECT_TRUE(Info(job).progress().checkpointing());
   v1::WorkerMessage committed;

@@ -1,13 +1,19 @@
 // What is made of a step's numbers.
 #include <cmath>
 #include <limits>
+#include <random>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "hostd/daemon/early_stop.h"
 #include "hostd/daemon/loss_watch.h"
+#include "hostd/daemon/run_memory.h"
 #include "hostd/daemon/step_measures.h"
 #include "policy/peak_rates.h"
+#include "tests/testing/status_matchers.h"
 
 namespace slidedp::hostd {
 namespace {
@@ -127,6 +133,91 @@ TEST(PeakRatesTest, NamesAsDriversGiveThem) {
   EXPECT_EQ(PeakBf16FlopsPerSecond("NVIDIA L40S (sm_89)"), 362e12);
   EXPECT_EQ(PeakBf16FlopsPerSecond("a GPU to come"), 0);
   EXPECT_EQ(PeakBf16FlopsPerSecond(""), 0);
+}
+
+// Steps and evaluations of a job with all that a run remembers.
+class RunMemoryTest : public ::testing::Test {
+ protected:
+  RunMemoryTest() {
+    spec_.set_loss_spike_sigma(3);
+    spec_.mutable_early_stop()->set_patience(4);
+    spec_.mutable_early_stop()->set_min_delta(0.05);
+    spec_.mutable_eval()->set_max_sequences(16);
+    std::mt19937 random(1);
+    std::normal_distribution<double> normal(2, 0.2);
+    for (double& loss : losses_) loss = normal(random);
+    for (size_t i = 20; i < kSteps; i += 17) losses_[i] = 9;  // stands out
+    for (double& loss : evaluations_) loss = normal(random);
+  }
+  // What a run decides at every step from `first` on.
+  std::vector<std::string> Run(RunMemory& memory, uint64_t first,
+                               uint64_t last = kSteps) const {
+    std::vector<std::string> said;
+    for (uint64_t step = first; step <= last; ++step) {
+      // Before the first step and after each.
+      if (step > first) {
+        StepResult result = {};
+        result.step = step - 1;
+        result.loss = losses_[step - 1];
+        result.skipped = result.not_finite = step % 7 < 2;
+        const auto spike = memory.AddStep(result);
+        said.push_back(absl::StrCat(
+            step, spike.has_value() ? " stands out " : " ",
+            spike.has_value() ? spike->mean : 0, memory.skipped_in_a_row()));
+      }
+      if (step == last && last < kSteps) break;  // its evaluation comes later
+      const bool best = memory.AddEvaluation(step, evaluations_[step]);
+      const EarlyStop& all = memory.evaluations();
+      said.push_back(absl::StrCat(step, best ? " best " : " ", all.best_step(),
+                                  all.should_stop() ? " stop" : "",
+                                  all.since_better()));
+    }
+    return said;
+  }
+
+  static constexpr uint64_t kSteps = 100;
+  v1::JobSpec spec_;
+  double losses_[kSteps], evaluations_[kSteps + 1];
+};
+
+TEST_F(RunMemoryTest, AJobThatGoesOnDecidesAsIfItHadNeverStopped) {
+  RunMemory whole(spec_);
+  EXPECT_TRUE(whole.Begin(0, {}));
+  const std::vector<std::string> all = Run(whole, 0);
+  for (uint64_t cut = 1; cut < kSteps; ++cut) {
+    RunMemory before(spec_), after(spec_);
+    before.Begin(0, {});
+    std::vector<std::string> said = Run(before, 0, cut);
+    // Through a manifest, asked for a little later.
+    checkpoint::Manifest manifest;
+    manifest.files = {{"a", 1, 2}};
+    before.AddEvaluation(cut, 0.1);
+    manifest.memory = before.After(cut).value();
+    const auto read =
+        checkpoint::ParseManifest(checkpoint::ToJson(manifest), "m");
+    ASSERT_OK(read);
+    EXPECT_TRUE(after.Begin(cut, read->memory));
+    for (const std::string& words : Run(after, cut)) said.push_back(words);
+    ASSERT_EQ(said, all) << cut;
+  }
+  // The comparison sees what it is there to see.
+  RunMemory forgetful(spec_);
+  forgetful.Begin(50, {});
+  const std::vector<std::string> anew = Run(forgetful, 50);
+  EXPECT_FALSE(std::equal(anew.rbegin(), anew.rend(), all.rbegin()));
+}
+
+TEST_F(RunMemoryTest, OtherHeldOutSequencesAreNoMeasure) {
+  RunMemory before(spec_);
+  before.Begin(0, {});
+  Run(before, 0, 10);
+  const checkpoint::Memory memory = before.After(10).value();
+  EXPECT_FALSE(before.After(11).has_value());
+  spec_.mutable_eval()->set_max_sequences(32);
+  RunMemory after(spec_);
+  EXPECT_FALSE(after.Begin(10, memory));
+  EXPECT_FALSE(after.evaluations().best_loss().has_value());
+  EXPECT_EQ(after.skipped_in_a_row(), before.skipped_in_a_row());
 }
 
 }  // namespace

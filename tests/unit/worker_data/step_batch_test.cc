@@ -168,6 +168,7 @@ TEST_F(StepBatchTest, PackedMicroBatchesSayWhereTheirDocumentsLie) {
   for (const int ranks : {1, 2}) {
     BatchShape shape = Shape(ranks, 4, 3);
     shape.end_position = 7;  // step 1 ends with a place without a sequence
+    shape.documents_per_sequence = 2;
     for (uint64_t step = 0; step < 2; ++step) {
       std::multiset<std::vector<int32_t>> documents;
       for (int rank = 0; rank < ranks; ++rank) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/unit/worker_step/trainer_fixture.h"
+#include "worker/data/dataset.h"
 
 namespace slidedp::step {
 namespace {
@@ -74,19 +75,38 @@ TEST_F(EvaluationTest, ChangesNoBitOfTraining) {
   }
 }
 
-// Held-out sequences are not packed, whatever the job's own are.
-TEST_F(EvaluationTest, IsTheSameBesidePackedTraining) {
-  LocalJobOptions options = EvalOptions(false);
+// Packed as the job is; its own documents are fewer and longer.
+TEST_F(EvaluationTest, PackedIsTheLossOfEachDocumentAlone) {
+  LocalJobOptions options = Options(false);
+  testing::TokenDatasetOptions held_out;
+  held_out.vocab = 101;
+  held_out.tokens = 60 * 12;
+  held_out.documents = 60;
+  held_out.stream = false;
+  options.eval_data = folder_.Sub("held-out.safetensors");
+  testing::WriteTokenDataset(options.eval_data, held_out);
   options.steps = options.update.schedule.total_steps = 1;
-  ASSERT_OK_AND_ASSIGN(const LocalJobResult plain, RunLocalJob(options));
+  const auto open = [&](const std::string& path) {
+    return data::Dataset::Open(path, options.problem.sequence_length,
+                               held_out.vocab, options.sequences);
+  };
+  ASSERT_OK_AND_ASSIGN(const data::Dataset apart, open(options.eval_data));
+  options.eval_sequences = apart.sequences();
+  ASSERT_OK_AND_ASSIGN(const LocalJobResult alone, RunLocalJob(options));
+  options.sequences.packing = true;
+  ASSERT_OK_AND_ASSIGN(const data::Dataset together, open(options.eval_data));
+  ASSERT_OK_AND_ASSIGN(const data::Dataset trained, open(options.data));
+  ASSERT_LT(2 * together.sequences(), apart.sequences());
+  ASSERT_GT(together.documents_per_sequence(),
+            trained.documents_per_sequence());
+  options.eval_sequences = together.sequences();
   for (int ranks : {1, 2}) {
     options.problem.ranks = ranks;
-    options.sequences.packing = true;
-    options.rehearse = true;
+    options.rehearse = ranks == 2;
     ASSERT_OK_AND_ASSIGN(const LocalJobResult packed, RunLocalJob(options));
     ASSERT_THAT(Steps(packed), ElementsAre(0, 1));
-    EXPECT_NEAR(packed.evaluations[0].second, plain.evaluations[0].second,
-                1e-6 * plain.evaluations[0].second);
+    EXPECT_NEAR(packed.evaluations[0].second, alone.evaluations[0].second,
+                1e-5 * alone.evaluations[0].second);
   }
 }
 

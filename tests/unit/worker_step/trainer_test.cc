@@ -89,6 +89,31 @@ TEST_F(TrainerTest, MicroBatchCutsStayWithinTheBound) {
   }
 }
 
+// Ranks and micro-batches at once, places without a sequence among them, while
+// every step is clipped.
+TEST_F(TrainerTest, AnyCutIntoRanksAndMicroBatchesStaysWithinTheBound) {
+  for (bool tied : {false, true}) {
+    LocalJobOptions options = Options(tied);
+    options.update.max_grad_norm = 0.25;
+    ASSERT_OK_AND_ASSIGN(const LocalJobResult reference, RunLocalJob(options));
+    for (const hostd::StepResult& step : reference.steps) {
+      ASSERT_LT(step.clip_coefficient, 1);
+    }
+    for (auto [ranks, micro_batch] :
+         {std::pair{2, 3}, {3, 2}, {4, 1}, {4, 2}, {2, 4}}) {
+      options.problem.ranks = ranks;
+      options.problem.micro_batch_size = micro_batch;
+      ASSERT_OK_AND_ASSIGN(const LocalJobResult result, RunLocalJob(options));
+      SCOPED_TRACE(absl::StrCat(ranks, " ranks, micro-batch ", micro_batch));
+      ExpectNear(reference, result, kMasterBound, kLossBound);
+      for (size_t t = 0; t < result.steps.size(); ++t) {
+        EXPECT_NEAR(result.steps[t].grad_norm, reference.steps[t].grad_norm,
+                    1e-3 * reference.steps[t].grad_norm);
+      }
+    }
+  }
+}
+
 struct RouteCase {
   int ranks;
   policy::ParamRoute params;
