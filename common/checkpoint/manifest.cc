@@ -4,6 +4,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/crc32c.h"
 #include "common/base/status.h"
 #include "common/model/strict_json.h"
@@ -252,7 +253,7 @@ absl::Status CheckFits(const Manifest& manifest, absl::string_view file,
   const std::vector<std::string> differences =
       Differences(manifest.sampler, sampler);
   if (!differences.empty()) {
-    return InvalidInput(file, "sampler", "", differences.front(),
+    return InvalidInput(file, "sampler", "", absl::StrJoin(differences, "; "),
                         "resume with the data, batch and seed that the "
                         "checkpoint was made with");
   }

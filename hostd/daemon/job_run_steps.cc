@@ -262,6 +262,9 @@ void JobRun::CompleteIfDone() {
     // The last step came before the wish: what is left is quickly done.
     put_back_.reset();
   }
+  if (checkpoints_ != nullptr && checkpoints_->SaveMissed(steps_applied_)) {
+    return;
+  }
   phase_ = Phase::kStopping;
   Say(v1::COMPLETING, "ending the update workers",
       absl::StrCat("all ", steps_applied_, " steps are applied"));

@@ -91,8 +91,9 @@ bool RunCheckpoints::OnBoundary(const Boundary& boundary) {
                         boundary.step % settings_.every_steps() == 0;
   if (closed_ || !(by_steps || wanted_)) return false;
   if (busy_.exchange(true)) {
-    // At the next one.
+    // At the next one, or after the last step.
     wanted_ = true;
+    events_.post([this, boundary] { missed_ = boundary; });
     return false;
   }
   wanted_ = false;
@@ -108,6 +109,16 @@ void RunCheckpoints::Start(const Job& job, int64_t now_ns) {
 void RunCheckpoints::RequestLast() {
   last_ = true;
   if (!busy_) wanted_ = true;
+}
+
+bool RunCheckpoints::SaveMissed(uint64_t step) {
+  if (closed_ || !wanted_ || !missed_.has_value() || missed_->step != step ||
+      busy_.exchange(true)) {
+    return false;
+  }
+  wanted_ = false;
+  Begin(*missed_);
+  return true;
 }
 
 void RunCheckpoints::Tick(int64_t now_ns) {

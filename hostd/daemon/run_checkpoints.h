@@ -69,6 +69,9 @@ class RunCheckpoints {
   // The same, and the run is to end with it: last_ended follows. One that is
   // under way will do.
   void RequestLast();
+  // All steps are done, `step` of them. True: the boundary after them was to be
+  // saved when another save was under way, and now is.
+  bool SaveMissed(uint64_t step);
   void Tick(int64_t now_ns);
   // One is under way, or its boundary has been reached.
   bool busy() const { return busy_; }
@@ -112,6 +115,7 @@ class RunCheckpoints {
   uint64_t step_ = 0;
   std::string failure_;
   std::optional<checkpoint::Manifest> written_;  // waits for its step's record
+  std::optional<Boundary> missed_;  // the last that found another under way
   int64_t begun_ns_ = 0;
   int64_t due_ns_ = 0;  // by every_minutes
 

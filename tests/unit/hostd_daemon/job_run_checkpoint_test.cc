@@ -50,9 +50,9 @@ class JobRunCheckpointTest : public JobRunTest {
     EXPECT_EQ(message->open_checkpoint().step(), 2u);
     return job;
   }
-  std::unique_ptr<checkpoint::NewCheckpoint> Make() {
+  std::unique_ptr<checkpoint::NewCheckpoint> Make(uint64_t step = 2) {
     auto made = checkpoint::NewCheckpoint::Create(
-        spec_.checkpoint().folder(), 2, spec_.model(), files_, "job-1");
+        spec_.checkpoint().folder(), step, spec_.model(), files_, "job-1");
     SDP_CHECK(made.ok(), made.status().ToString());
     return *std::move(made);
   }
@@ -129,6 +129,35 @@ TEST_F(JobRunCheckpointTest, IsWrittenCommittedAndTold) {
   ASSERT_OK(stored);
   for (const checkpoint::FileEntry& entry : stored->files) {
     EXPECT_OK(checkpoint::CheckChecksum(made->path(), entry));
+  }
+}
+
+TEST_F(JobRunCheckpointTest, TheLastStepIsSavedThoughAnotherSaveWasUnderWay) {
+  spec_.set_steps(4);
+  Train();
+  for (uint64_t step : {2, 4}) {
+    auto made = Make(step);
+    Pass(*made);
+    auto message = sessions_[0]->Next();
+    ASSERT_TRUE(message && message->has_commit_checkpoint());
+    const auto manifest =
+        checkpoint::ParseManifest(message->commit_checkpoint().manifest(), "m");
+    ASSERT_OK(manifest);
+    EXPECT_EQ(manifest->step, step);
+    if (step == 2) {
+      trainer_.join();
+      v1::WorkerMessage done;
+      done.mutable_steps_done();
+      sessions_[0]->Say(done);
+    }
+    ASSERT_OK(made->Commit(*manifest));
+    v1::WorkerMessage committed;
+    committed.mutable_checkpoint_committed()->set_path(made->path());
+    sessions_[0]->Say(committed);
+    message = sessions_[0]->Next();
+    ASSERT_TRUE(message);
+    EXPECT_EQ(message->has_open_checkpoint(), step == 2);
+    EXPECT_EQ(message->has_open_output(), step == 4);
   }
 }
 
