@@ -133,13 +133,13 @@ def test_anothers_checkpoint_is_nobodys(shared, open_folder):
                         .stdout.splitlines()[0])["id"]
     saved = job.folder / "output.checkpoints/step-00000004"
     assert saved.exists()
-    _, file = job_of(BOB, open_folder, steps=8)
+    bobs, file = job_of(BOB, open_folder, steps=8)
     for arguments in (("submit", file, "--resume", saved), ("verify", saved),
-                      ("export", saved, "-o", open_folder / "out")):
+                      ("export", saved, "-o", bobs.folder / "out")):
         result = as_user(shared, BOB, *arguments, check=False)
         assert result.returncode == 1, (arguments, result)
         said = result.stdout + result.stderr
         assert str(saved) in said and "Permission denied" in said, said
-    result = as_user(shared, BOB, "export", job_id, "-o", open_folder / "out",
+    result = as_user(shared, BOB, "export", job_id, "-o", bobs.folder / "out",
                      check=False)
     assert result.returncode == 4, result
