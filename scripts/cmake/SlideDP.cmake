@@ -21,8 +21,8 @@ if(SLIDEDP_MOLD)
 endif()
 
 # A build from nothing is three times faster when a translation unit holds
-# several sources of a target (CMAKE_UNITY_BUILD: all presets but "dev", where
-# rebuilding after a change matters). So no two sources of a target may define
+# several sources of a target (CMAKE_UNITY_BUILD: presets asan, tsan, release;
+# not "dev" and "cuda", where rebuilding after a change matters). So no two sources of a target may define
 # the same name, in unnamed namespaces either; those listed here stand alone:
 # Highway includes them once per SIMD target.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)

@@ -56,16 +56,16 @@ class LossyDisk : public DiskCalls {
  private:
   struct Node {
     bool folder = false;
-    std::string bytes;
+    std::string bytes = {};
     std::map<std::string, int> names;
   };
   struct Op {
     enum Kind { kSize, kWrite, kName, kSync } kind;
     int node = 0;
     uint64_t offset = 0;  // or the size
-    std::string bytes;
-    std::string name, from;  // kName: `from` goes, if not empty
-    int child = -1;          // kName: what the name leads to; -1: nothing
+    std::string bytes = {};
+    std::string name = {}, from = {};  // kName: `from` goes, if not empty
+    int child = -1;  // kName: what the name leads to; -1: nothing
   };
   using Choice = std::function<Fate(size_t op)>;
 

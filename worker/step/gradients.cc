@@ -20,30 +20,8 @@ namespace {
 // Whether the unit's first micro-batch writes this gradient: a matrix's, but a
 // table's only where the head is its product.
 bool IsWritten(const model::StateLayout& layout, const model::Tensor& tensor) {
-  using model::Role;
-  switch (tensor.role) {
-    case Role::kQ:
-    case Role::kK:
-    case Role::kV:
-    case Role::kO:
-    case Role::kGate:
-    case Role::kUp:
-    case Role::kDown:
-    case Role::kHead:
-      return true;
-    case Role::kEmbedding:
-      return layout.tied();
-    case Role::kInputNorm:
-    case Role::kQBias:
-    case Role::kKBias:
-    case Role::kVBias:
-    case Role::kQNorm:
-    case Role::kKNorm:
-    case Role::kPostNorm:
-    case Role::kFinalNorm:
-      return false;
-  }
-  SDP_CHECK(false, "unknown role");
+  return tensor.shape.size() == 2 &&
+         (tensor.role != model::Role::kEmbedding || layout.tied());
 }
 
 }  // namespace
