@@ -48,16 +48,15 @@ void FakeSession::Send(const v1::DaemonMessage& message) {
 }
 
 void FakeSession::Finish(const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    if (finished_) return;
-    finished_ = status;
-    changed_.notify_all();
-  }
-  // As gRPC does: the peer sees the end and its own side ends.
+  std::lock_guard lock(mutex_);
+  if (finished_) return;
+  // As gRPC does: the peer sees the end and its own side ends. Before the test
+  // can see it, and destroy this.
   loop_.Post([this] {
     if (!std::exchange(ended_, true)) core_.OnSessionEnd(this);
   });
+  finished_ = status;
+  changed_.notify_all();
 }
 
 void FakeSession::Say(const v1::WorkerMessage& message) {
