@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import subprocess
 import sys
 import time
 
@@ -51,9 +52,10 @@ class Job:
     """A tiny job's files. Change the attributes, then spec()."""
 
     def __init__(self, folder, case="llama_tied", sequences=8, length=24,
-                 device="cpu"):
+                 device="cpu", gpus=()):
         self.folder = folder
         self.device = device
+        self.most_ranks = len(gpus) if device == "cuda" else 4
         self.model = folder / "model"
         shutil.copytree(GOLDENS / case / "model", self.model)
         for path in self.model.iterdir():
@@ -82,10 +84,19 @@ class Job:
         write_safetensors(path, change(read_safetensors(path, widen=False)),
                           {"format": "pt"})
 
+    def ranks(self, *wanted):
+        """Those of them that this machine has GPUs for."""
+        return [ranks for ranks in wanted if ranks <= self.most_ranks]
+
     def spec(self, **changes):
+        """Two ranks, or one where there is one GPU. Skips the test if it wants
+        more ranks than there are GPUs."""
+        ranks = changes.setdefault("ranks", min(2, self.most_ranks))
+        if ranks > self.most_ranks:
+            pytest.skip(f"needs {ranks} GPUs")
         return {"name": "tiny", "model": str(self.model),
                 "data": str(self.data), "output": str(self.folder / "output"),
-                "ranks": 2, "device": self.device, "sequence_length": self.length,
+                "device": self.device, "sequence_length": self.length,
                 "batch_size": 4, "micro_batch_size": 1, "steps": 3,
                 "optimizer": {"lr": 1e-3}, "schedule": "constant",
                 "tuning": {"compute_threads": 1, "update_threads": 1},
@@ -97,8 +108,20 @@ def device(request):
     return request.config.getoption("--device")
 
 
+@pytest.fixture(scope="session")
+def gpus(request, binaries):
+    """What the worker sees; none unless jobs compute on GPUs."""
+    if request.config.getoption("--device") != "cuda":
+        return []
+    result = subprocess.run([binaries / "slidedp-worker", "--probe"],
+                            capture_output=True, text=True, check=True)
+    probe = json.loads(result.stdout.splitlines()[-1])
+    assert probe["cuda"] and not probe["problem"] and probe["gpus"], probe
+    return probe["gpus"]
+
+
 @pytest.fixture
-def make_job(tmp_path, device):
+def make_job(tmp_path, device, gpus):
     count = 0
 
     def make(*arguments, **keywords):
@@ -106,7 +129,7 @@ def make_job(tmp_path, device):
         count += 1
         folder = tmp_path / f"job{count}"
         folder.mkdir()
-        return Job(folder, *arguments, device=device, **keywords)
+        return Job(folder, *arguments, device=device, gpus=gpus, **keywords)
 
     return make
 

@@ -25,24 +25,16 @@ LOSS_BOUND = 2.0 ** -7
 ENDED = ("COMPLETED", "FAILED", "CANCELLED")
 
 
-@pytest.fixture(scope="session")
-def gpus(request, binaries):
-    if request.config.getoption("--device") != "cuda":
+@pytest.fixture(autouse=True)
+def on_gpus(gpus):
+    if not gpus:
         pytest.skip("--device cuda was not given")
-    result = subprocess.run([binaries / "slidedp-worker", "--probe"],
-                            capture_output=True, text=True, check=True)
-    probe = json.loads(result.stdout.splitlines()[-1])
-    assert probe["cuda"] and not probe["problem"] and probe["gpus"], probe
-    return probe["gpus"]
 
 
 @pytest.fixture
 def two_gpus(gpus):
     if len(gpus) < 2:
         pytest.skip("needs two GPUs")
-
-
-pytestmark = pytest.mark.usefixtures("gpus")
 
 
 def run(daemon, spec):
@@ -208,7 +200,7 @@ def test_more_ranks_than_gpus_are_refused_at_submit(daemon, make_job, gpus):
     job = make_job()
     for device in ("cuda", "auto"):
         result = daemon.submit(
-            job.spec(ranks=len(gpus) + 1, device=device, batch_size=64),
+            {**job.spec(device=device, batch_size=64), "ranks": len(gpus) + 1},
             check=False)
         assert not isinstance(result, int)
         assert f"ranks = {len(gpus) + 1}" in result.stderr, result.stderr

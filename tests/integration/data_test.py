@@ -51,7 +51,7 @@ def test_a_mixture_is_read_alike_on_any_number_of_ranks(daemon, documents,
     ids = np.arange(240) % 256
     write_dataset(other, ids, np.ones(240), np.arange(11) * 24)
     runs = []
-    for ranks in (1, 2, 4) if documents.device == "cpu" else (1, 2):
+    for ranks in documents.ranks(1, 2, 4):
         spec = documents.spec(
             data=[{"path": str(documents.data), "weight": 0.75},
                   {"path": str(other), "weight": 0.25}],

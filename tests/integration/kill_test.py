@@ -110,12 +110,12 @@ def test_frozen_worker_is_noticed(binaries, tmp_path, make_job):
         job = make_job()
         job_id = daemon.submit(job.spec(steps=100000))
         wait_for("a step", lambda: daemon.job(job_id)["step"] > 0)
-        os.kill(workers(daemon, 1)[0], signal.SIGSTOP)
+        os.kill(workers(daemon, 0)[0], signal.SIGSTOP)
         status = wait_for(
             "the job failed",
             lambda: (lambda s: s if s["state"] == "FAILED" else None)(
                 daemon.job(job_id)))
-        assert "rank 1" in status["reason"]
+        assert "rank 0" in status["reason"]
         wait_for("no worker left", lambda: not workers(daemon))
     finally:
         daemon.stop()

@@ -73,7 +73,7 @@ def test_workers_may_be_started_by_hand(daemon, make_job):
                           "--socket", daemon.socket],
                          stderr=subprocess.DEVNULL)
         for rank in range(2)]
-    assert [worker.wait(60) for worker in workers] == [0, 0]
+    assert all(worker.wait(60) == 0 for worker in workers)
     wait_for("completed", lambda: daemon.job(job_id)["state"]
              == "COMPLETED")
 

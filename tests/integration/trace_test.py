@@ -12,7 +12,7 @@ from conftest import wait_for
 LANES = {"deliver", "activation", "compute", "reduce", "drain"}
 # Within the spans of their lane.
 WAITS = {"wait for a slot": {"forward"}, "wait for a reload": {"backward"},
-         "wait for a free chunk": {"drain"}}
+         "wait for free chunks": {"drain"}}
 # Between them.
 DELIVER_WAITS = {"wait for a version", "wait for a window slot"}
 UPDATES = {"update", "final update"}
@@ -48,7 +48,7 @@ def read(path):
 
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 def test_trace_of_two_ranks(daemon, running, tmp_path, max_grad_norm):
-    job_id = running(max_grad_norm=max_grad_norm,
+    job_id = running(ranks=2, max_grad_norm=max_grad_norm,
                      tuning={"keep": "selective", "offload": 1,
                              "ring_chunks": 1})
     path = tmp_path / "trace.json"
@@ -87,7 +87,7 @@ def test_trace_of_two_ranks(daemon, running, tmp_path, max_grad_norm):
             assert LANES <= {s["lane"] for s in here}
             waits = {"wait for a slot", "wait for a reload"} | DELIVER_WAITS
             if max_grad_norm is None:  # the gradients go through a ring
-                waits.add("wait for a free chunk")
+                waits.add("wait for free chunks")
             assert waits <= {s["name"] for s in here}
             assert {s["unit"] for s in here if s["lane"] == "deliver"} == units
     # The gate: an update of a unit comes before its next delivery, and after
