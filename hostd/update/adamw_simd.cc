@@ -6,12 +6,12 @@
 #include "common/base/bf16.h"
 #include "common/base/units.h"
 #include "hostd/update/adamw.h"
+#include "hostd/update/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "hostd/update/adamw_simd.cc"
 #include "hwy/foreach_target.h"
 // foreach_target.h comes first, by Highway's rule.
-#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -148,10 +148,8 @@ struct Undo {
   }
 };
 
-// One vector of `planes`, into `out`, which may be the same.
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule,
-                            PlaneSpan out) {
+HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule) {
   const F32 df;
   const I32 di;
   const U32 du;
@@ -180,10 +178,10 @@ HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule,
       hn::ShiftRight<16>(hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
   const auto low = hn::Sub(bits, hn::BitCast(di, hn::ShiftLeft<16>(high)));
   // Both fit: high is in [0, 65535] and low in [-32768, 32767].
-  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, high)), du16, out.hi);
-  hn::StoreU(hn::DemoteTo(di16, low), di16, out.lo);
-  hn::StoreU(e.m, df, out.m);
-  hn::StoreU(e.v, df, out.v);
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, high)), du16, planes.hi);
+  hn::StoreU(hn::DemoteTo(di16, low), di16, planes.lo);
+  hn::StoreU(e.m, df, planes.m);
+  hn::StoreU(e.v, df, planes.v);
   return all_ok;
 }
 
@@ -192,13 +190,17 @@ HWY_INLINE PlaneSpan From(PlaneSpan planes, uint64_t i) {
           planes.count - i};
 }
 
+using hostd::PrefetchGradient;
+HWY_INLINE void PrefetchGradient(Zeros, uint64_t) {}
+
 template <typename Rule, typename G>
-HWY_INLINE bool ApplyVectors(PlaneSpan planes, G g, const Rule& rule,
-                             PlaneSpan out) {
+HWY_INLINE bool ApplyVectors(PlaneSpan planes, G g, const Rule& rule) {
   const size_t lanes = hn::Lanes(F32());
   bool ok = true;
   for (uint64_t i = 0; i + lanes <= planes.count; i += lanes) {
-    ok &= ApplyVector(From(planes, i), g + i, rule, From(out, i));
+    PrefetchPlanes(planes, i);
+    PrefetchGradient(g, i);
+    ok &= ApplyVector(From(planes, i), g + i, rule);
   }
   return ok;
 }
@@ -223,7 +225,7 @@ HWY_NOINLINE bool ApplyTail(PlaneSpan planes, G g, const Rule& rule) {
   }
   const PlaneSpan buffer = {hi, lo, m, v, kMaxLanes};
   const Value* gradient = values;
-  const bool ok = ApplyVector(buffer, gradient, rule, buffer);
+  const bool ok = ApplyVector(buffer, gradient, rule);
   for (size_t i = 0; i < planes.count; ++i) {
     planes.hi[i] = hi[i];
     planes.lo[i] = lo[i];
@@ -236,7 +238,7 @@ HWY_NOINLINE bool ApplyTail(PlaneSpan planes, G g, const Rule& rule) {
 template <typename Rule, typename G>
 HWY_INLINE bool Apply(PlaneSpan planes, G g, const Rule& rule) {
   const uint64_t whole = planes.count / hn::Lanes(F32()) * hn::Lanes(F32());
-  bool ok = ApplyVectors(planes, g, rule, planes);
+  bool ok = ApplyVectors(planes, g, rule);
   if (whole < planes.count) {
     ok &= ApplyTail(From(planes, whole), g + whole, rule);
   }

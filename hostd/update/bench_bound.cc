@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "hostd/store/split.h"
+#include "hostd/update/prefetch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "hostd/update/bench_bound.cc"
@@ -24,6 +25,9 @@ void Touch(const PlaneSpan& planes, const bf16* gradient, uint16_t none) {
   const auto zero = hn::Set(df, static_cast<float>(none));
   uint64_t i = 0;
   for (; i + lanes <= planes.count; i += lanes) {
+    // As the update asks for it.
+    PrefetchPlanes(planes, i);
+    PrefetchGradient(gradient, i);
     const auto g = hn::And(hn::LoadU(du16, gradient + i), mask);
     hn::StoreU(hn::Xor(hn::LoadU(du16, planes.hi + i), g), du16, planes.hi + i);
     hn::StoreU(hn::Xor(hn::LoadU(di16, planes.lo + i), hn::BitCast(di16, g)),
