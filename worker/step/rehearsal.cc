@@ -1,9 +1,11 @@
 // Everything a step does, once, before the first wait for a word: whatever the
 // device or a library loads, plans or allocates at a first use happens here.
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <vector>
 
+#include "common/base/bf16.h"
 #include "common/base/status.h"
 #include "common/device/accelerator.h"
 #include "worker/step/trainer_impl.h"
@@ -19,6 +21,18 @@ constexpr uintptr_t kAlignment = 16;
 
 uint64_t AlignmentOf(const void* address) {
   return reinterpret_cast<uintptr_t>(address) % kAlignment;
+}
+
+// Values like those of weights and activations, for `count` elements.
+std::vector<bf16> Noise(size_t count) {
+  std::vector<bf16> values(count);
+  uint64_t state = 0;
+  for (bf16& value : values) {
+    state = state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
+    value = FloatToBf16Even(
+        static_cast<float>(static_cast<int32_t>(state >> 32)) * 0x1p-36f);
+  }
+  return values;
 }
 
 // What tells the calls of one pass through a layer from those of another.
@@ -51,6 +65,7 @@ absl::Status TrainerImpl::Rehearse() {
   const UnitWeights embedding(unit(embedding_unit), nullptr,
                               gradients_->accumulator(embedding_unit));
   SDP_RETURN_IF_ERROR(ReadEmbedding(tokens));
+  SDP_RETURN_IF_ERROR(FillWithNoise());
   SDP_RETURN_IF_ERROR(RehearseLayers());
   SDP_RETURN_IF_ERROR(RehearseHead(tokens));
   if (float* d_table = embedding.d(Role::kEmbedding)) {
@@ -62,6 +77,30 @@ absl::Status TrainerImpl::Rehearse() {
   SDP_RETURN_IF_ERROR(activations_->Rehearse());
   SDP_RETURN_IF_ERROR(gradients_->Rehearse());
   return Forget();
+}
+
+// What operations read. Algorithms are chosen by their times here, and those
+// depend on the values: zeros, which the host's planes may still be, take less
+// power than a GPU is allowed.
+absl::Status TrainerImpl::FillWithNoise() {
+  const std::vector<bf16> noise = Noise(size_t{1} << 20);
+  const size_t noise_bytes = noise.size() * sizeof(bf16);
+  for (const policy::NamedBytes& item :
+       policy::DeviceBuffers(*in_.config, *in_.layout, *in_.plan)) {
+    char* data = buffers_.get<char>(item.name);
+    const bool read = item.name == "inputs" || item.name == "stage.inputs" ||
+                      item.name == "d_hidden" ||
+                      (!in_.compute_only && item.name.starts_with("window."));
+    if (data == nullptr || !read) continue;
+    size_t done = std::min<size_t>(item.bytes, noise_bytes);
+    SDP_RETURN_IF_ERROR(in_.device->Copy(data, noise.data(), done, *compute_));
+    while (done < item.bytes) {
+      const size_t more = std::min<size_t>(done, item.bytes - done);
+      SDP_RETURN_IF_ERROR(in_.device->Copy(data + done, data, more, *compute_));
+      done += more;
+    }
+  }
+  return in_.device->Synchronize(*compute_);
 }
 
 absl::Status TrainerImpl::RehearseLayers() {

@@ -68,6 +68,7 @@ class TrainerImpl : public Trainer {
   absl::Status Warm();
   // What TrainerInputs::warm_up runs, and its parts.
   absl::Status Rehearse();
+  absl::Status FillWithNoise();
   absl::Status RehearseLayers();
   absl::Status RehearseHead(const StepTokens& tokens);
   absl::Status Forget();
