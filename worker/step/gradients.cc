@@ -17,6 +17,8 @@ using policy::ReduceDType;
 
 namespace {
 
+constexpr uint64_t kGroupsOfRing = 4;
+
 // Whether the unit's first micro-batch writes this gradient: a matrix's, but a
 // table's only where the head is its product.
 bool IsWritten(const model::StateLayout& layout, const model::Tensor& tensor) {
@@ -267,15 +269,23 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
         device.Copy(&in_.reports.unit_square_norm(in_.rank, unit),
                     norms_ + unit, sizeof(double), *drain_));
   }
-  for (; next_chunk_ < chunks.size() && chunks[next_chunk_].unit == unit;
-       ++next_chunk_) {
+  size_t end = next_chunk_;
+  while (end < chunks.size() && chunks[end].unit == unit) ++end;
+  // Room is waited for by the group: every wait costs the stream commands.
+  const uint64_t group = std::max<uint64_t>(1, slots / kGroupsOfRing);
+  size_t room_until = next_chunk_;
+  for (; next_chunk_ < end; ++next_chunk_) {
     const policy::GradChunk& chunk = chunks[next_chunk_];
     SDP_CHECK(
         chunk.begin >= share.begin && chunk.begin + chunk.count <= share.end,
         "gradient schedule and route disagree");
     const uint64_t number = step * chunks.size() + next_chunk_;
-    if (number >= slots) {
-      SDP_RETURN_IF_ERROR(WaitForChunk(number + 1 - slots, unit, step));
+    if (next_chunk_ == room_until) {
+      room_until = std::min(end, next_chunk_ + group);
+      const uint64_t last = number + (room_until - next_chunk_);
+      if (last > slots) {
+        SDP_RETURN_IF_ERROR(WaitForChunks(last - slots, unit, step));
+      }
     }
     const bf16* from = share.data + (chunk.begin - share.begin);
     bf16* to =
@@ -291,13 +301,13 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   return device.Record(*slot.drained, *drain_);
 }
 
-absl::Status Gradients::WaitForChunk(uint64_t freed, int unit, uint64_t step) {
+absl::Status Gradients::WaitForChunks(uint64_t freed, int unit, uint64_t step) {
   // A place of its own for every chunk was free before the step began.
   const bool ring =
       schedule_.slots[in_.rank] < schedule_.chunks[in_.rank].size();
   if (ring) {
     SDP_RETURN_IF_ERROR(in_.times->Begin(
-        Lane::kDrainWait, step, {"wait for a free chunk", unit}, *drain_));
+        Lane::kDrainWait, step, {"wait for free chunks", unit}, *drain_));
   }
   SDP_RETURN_IF_ERROR(
       in_.device->WaitWord(&in_.versions.grad_free(in_.rank), freed, *drain_));

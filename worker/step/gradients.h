@@ -52,7 +52,7 @@ class Gradients {
     bool compute_only = false;
   };
   static absl::StatusOr<Gradients> Create(const Inputs& inputs);
-  // The most waits for a free chunk that a step shows.
+  // The most waits for free chunks that a step shows.
   static int64_t Waits(const model::StateLayout& layout,
                        const policy::Plan& plan, int rank);
 
@@ -113,7 +113,7 @@ class Gradients {
   absl::Status CopyUsedRows(const policy::GradChunk& chunk, const bf16* values,
                             bf16* out);
   // Until the daemon has consumed so many of this rank's chunks.
-  absl::Status WaitForChunk(uint64_t freed, int unit, uint64_t step);
+  absl::Status WaitForChunks(uint64_t freed, int unit, uint64_t step);
 
   Inputs in_;
   policy::GradSchedule schedule_;
