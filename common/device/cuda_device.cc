@@ -228,7 +228,6 @@ absl::Status ReadProperties(CudaContext& context) {
 
 void PrepareCudaProcess() {
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/1);
-  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
   setenv("NCCL_RUNTIME_CONNECT", "0", /*overwrite=*/1);
 }
 

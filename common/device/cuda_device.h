@@ -31,9 +31,10 @@ struct CudaOptions {
 // Sets what CUDA and NCCL read from the environment when they start:
 // CUDA_DEVICE_MAX_CONNECTIONS=32 (a stream that waits must not hold up others)
 // and NCCL_RUNTIME_CONNECT=0 (an operation's first use must not wait for the
-// device), over whatever is there; CUDA_MODULE_LOADING=EAGER (nor must a
-// kernel's) unless the user chose: who rehearses every kernel may be lazy.
-// From main, before any thread and CUDA call.
+// device), over whatever is there. Kernels are loaded at their first use, which
+// waits for the device, too: users run every kernel once before the first wait
+// for a word (all kernels of all libraries, loaded at start, take 1.5 GB of
+// host memory a process). From main, before any thread and CUDA call.
 void PrepareCudaProcess();
 
 // GPUs visible to this process. Unavailable: no driver or none visible.
