@@ -202,14 +202,14 @@ TEST_F(AttentionGpuTest, PackedDocumentsStayApart) {
 TEST_F(AttentionGpuTest, PackedDocumentsOfPublishedModelsAreFused) {
   Use({});
   // One document that fills its sequence, many short ones, one of a token.
-  std::vector<int32_t> lengths = {2048};
-  for (int i = 0; i < 31; ++i) lengths.push_back(i == 7 ? 1 : 66);
-  lengths.push_back(2048 - 30 * 66 - 1);
-  const Packed packed(lengths, 31);
-  for (const AttentionShape& s : {AttentionShape{2, 2048, 32, 8, 128, 0},
-                                  {2, 2048, 14, 2, 64, 0},
-                                  {2, 2048, 32, 8, 128, 512},
-                                  {2, 2048, 8, 8, 128, 0}}) {
+  std::vector<int32_t> lengths = {512};
+  for (int i = 0; i < 15; ++i) lengths.push_back(i == 7 ? 1 : 34);
+  lengths.push_back(512 - 14 * 34 - 1);
+  const Packed packed(lengths, 15);
+  for (const AttentionShape& s : {AttentionShape{2, 512, 32, 8, 128, 0},
+                                  {2, 512, 14, 2, 64, 0},
+                                  {2, 512, 32, 8, 128, 128},
+                                  {2, 512, 8, 8, 128, 0}}) {
     const AttentionShape p = packed.Of(s);
     Check(p);
     EXPECT_THAT(attention_->IsFused(p, false), testing::IsOkAndHolds(true))

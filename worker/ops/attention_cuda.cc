@@ -17,6 +17,9 @@ namespace {
 // What cuDNN's kernels ask of every address.
 constexpr uintptr_t kAlignment = 16;
 constexpr size_t kWorkspaceAlignment = 256;
+// Heads of 256 came back with NaNs (cuDNN 9.19, H200: documents of 1 to 130
+// rows); 64 and 128 are right.
+constexpr int64_t kPackedMaxHeadDim = 128;
 
 bool IsPacked(const AttentionShape& s) {
   return s.documents.first_row != nullptr;
@@ -142,6 +145,11 @@ absl::StatusOr<CudaAttention::Route> CudaAttention::PlanFused(
       return absl::UnimplementedError(
           "a deterministic backward of packed documents takes workspace for "
           "each as if it were a whole sequence");
+    }
+    if (shape.head_dim > kPackedMaxHeadDim) {
+      return absl::UnimplementedError(absl::StrCat(
+          "its backward of packed documents is wrong for heads of more than ",
+          kPackedMaxHeadDim));
     }
     if (shape.tokens() * shape.qkv_dim() > INT32_MAX) {
       return absl::UnimplementedError(
