@@ -30,14 +30,18 @@ MICRO_BATCHES = (1, 2)
 # where a gradient is float32 noise (1e-9 beside 1e-2) its sign, and with it the
 # element, is not determined by the reference either: against the same steps in
 # float64 the goldens themselves are beyond the bound in up to 16 elements (1.2e-4
-# of qwen3_untied's), by up to 8.6e-5 (tests/references/exact_masters.py). Such
-# elements are counted: at most MASTER_SHARE of a case's may pass the bound. With
+# of qwen3_untied's), by up to 8.7e-5 (tests/references/exact_masters.py). A
+# gradient on the edge between two BF16 values is one more such case. These
+# elements are counted: at most MASTER_SHARE of a case's may pass the bound. Their
+# number grows with the noise, so a GPU has as many times more as its bounds are
+# wider (H200: 33 elements of qwen3_untied from float64, the largest 8.1e-5; the
+# golden itself 16). With
 # gradients that are rounded first this happens wherever the ranks' parts cancel to 2^-9 of their
 # size, so there the mean is bounded and the largest only reported.
 EXACT = {"cpu": {"logits_rel": 2e-5, "grad_rel": 2e-5, "loss_rel": 2e-5},
          "cuda": {"logits_rel": 1e-4, "grad_rel": 1e-4, "loss_rel": 1e-4}}
 MASTER_ABS = 1e-5
-MASTER_SHARE = 1e-4
+MASTER_SHARE = {"cpu": 1e-4, "cuda": 5e-4}
 ROUNDED_LOSS_REL = 2e-4
 ROUNDED_MASTER_MEAN = 1e-5
 FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM",
@@ -88,9 +92,10 @@ def relative_error(ours, golden):
 
 
 class Case:
-    def __init__(self, folder, scratch):
+    def __init__(self, folder, scratch, keep_masters=None):
         self.folder = folder
         self.scratch = scratch
+        self.keep_masters = keep_masters
         self.meta = json.loads((folder / "meta.json").read_text())
         self.golden = read_safetensors(folder / "golden.safetensors")
         # float32 weights in, so that the output holds the exact masters.
@@ -172,6 +177,13 @@ class Case:
             raise RuntimeError(f"{len(losses)} steps instead of "
                                f"{len(expected)}")
         masters = read_safetensors(output / "model.safetensors")
+        if self.keep_masters and not config.rounded:
+            folder = self.keep_masters / self.folder.name
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(
+                output / "model.safetensors",
+                folder / f"{config.ranks}-{config.params}-{config.grads}-"
+                f"{config.micro_batch}.safetensors")
         missing = {n[13:] for n in self.golden
                    if n.startswith("master_after.")} - set(masters)
         if missing:
@@ -218,6 +230,7 @@ class Run:
         self.device = arguments.device
         self.quick = arguments.quick
         self.job_seconds = arguments.job_seconds
+        self.keep_masters = arguments.keep_masters
         self.deadline = time.monotonic() + arguments.time_limit
         if arguments.ranks:
             self.ranks = [arguments.ranks]
@@ -241,7 +254,8 @@ class Run:
         exact, rounded, count = Errors(), Errors(), 0
         began = time.monotonic()
         try:
-            case = Case(folder, self.scratch / folder.name)
+            case = Case(folder, self.scratch / folder.name,
+                        self.keep_masters)
             line |= case.probe(self.binaries, self.device, self.left())
             for config in configs(self.ranks, self.quick):
                 if self.daemon.process.poll() is not None:
@@ -260,7 +274,7 @@ class Run:
             line["pass"] = (
                 all(line[name] <= bound
                     for name, bound in EXACT[self.device].items()) and
-                exact.master_share <= MASTER_SHARE and
+                exact.master_share <= MASTER_SHARE[self.device] and
                 rounded.loss_rel <= ROUNDED_LOSS_REL and
                 rounded.master_mean <= ROUNDED_MASTER_MEAN)
         except (RuntimeError, ValueError, KeyError, OSError) as error:
@@ -329,6 +343,10 @@ def main():
                              "(default: BUILD/bin)")
     parser.add_argument("--json", type=pathlib.Path,
                         help="also write the JSON lines to this file")
+    parser.add_argument("--keep-masters", type=pathlib.Path, metavar="DIR",
+                        help="keep the weights after five steps of the runs "
+                             "that do not round first "
+                             "(tests/references/exact_masters.py)")
     parser.add_argument("--job-seconds", type=int, default=120,
                         help="longest time of one job (default 120)")
     parser.add_argument("--time-limit", type=int, default=3600,

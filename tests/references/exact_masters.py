@@ -4,8 +4,9 @@
 Repeats the five steps of the goldens' `mixed` trajectory with transformers in
 float64 and in float32: the same BF16 weights, the same rounding of gradients to
 BF16, the same float32 AdamW. Prints one JSON line a case: the largest difference
-of `master_after`, and how many elements differ by more than 1e-5. Needs PyTorch
-and transformers, no GPU.
+of `master_after`, and how many elements differ by more than 1e-5. With --masters
+also how far ours (scripts/golden --keep-masters) are from exact ones: the worst of
+a case's runs. Needs PyTorch and transformers, no GPU.
 """
 
 import argparse
@@ -82,11 +83,9 @@ def train(folder, meta, golden, dtype):
     return masters
 
 
-def distance(masters, golden):
-    errors = torch.cat([
-        (masters[name.removeprefix("master_after.")] - expected).abs().flatten()
-        for name, expected in golden.items()
-        if name.startswith("master_after.")])
+def distance(masters, expected):
+    errors = torch.cat([(masters[name] - expected[name]).abs().flatten()
+                        for name in expected])
     beyond = int((errors > BOUND).sum())
     return {"largest": float(errors.max()), "beyond": beyond,
             "share": beyond / errors.numel()}
@@ -95,15 +94,30 @@ def distance(masters, golden):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--masters", type=pathlib.Path, metavar="DIR")
     arguments = parser.parse_args()
     for meta_file in sorted(arguments.folder.glob("*/meta.json")):
         folder = meta_file.parent
+        ours = []
+        if arguments.masters:
+            ours = sorted((arguments.masters / folder.name).glob("*"))
+            if not ours:
+                continue
         meta = json.loads(meta_file.read_text())
         golden = load_file(folder / "golden.safetensors")
-        line = {"case": folder.name}
-        for dtype in (torch.float64, torch.float32):
-            masters = train(folder, meta, golden, dtype)
-            line[str(dtype).removeprefix("torch.")] = distance(masters, golden)
+        reference = {name.removeprefix("master_after."): tensor
+                     for name, tensor in golden.items()
+                     if name.startswith("master_after.")}
+        exact, single = (train(folder, meta, golden, dtype)
+                         for dtype in (torch.float64, torch.float32))
+        line = {"case": folder.name, "float64": distance(exact, reference),
+                "float32": distance(single, reference),
+                "float32_to_float64": distance(single, exact)}
+        if ours:
+            runs = [load_file(path) for path in ours]
+            for name, other in (("ours", reference), ("ours_to_float64", exact)):
+                line[name] = max((distance(run, other) for run in runs),
+                                 key=lambda found: found["beyond"])
         print(json.dumps(line), flush=True)
 
 
