@@ -12,7 +12,8 @@ std::string Sources(const v1::JobSpec& spec) {
   std::string text;
   for (const v1::DataSource& source : spec.sources()) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", source.sequences(),
-                    " sequences of weight ", source.weight());
+                    " sequences of weight ", source.weight(), ", checksum ",
+                    absl::Hex(source.crc32c(), absl::kZeroPad8));
   }
   return text;
 }
@@ -55,6 +56,8 @@ std::map<std::string, std::string> HeldOutIdentity(const v1::JobSpec& spec) {
       {"dataset_sequences", absl::StrCat(eval.dataset_sequences())},
       {"dataset_tokens", absl::StrCat(eval.dataset_tokens())},
       {"dataset_valid_tokens", absl::StrCat(eval.dataset_valid_tokens())},
+      {"dataset_crc32c",
+       absl::StrCat(absl::Hex(eval.dataset_crc32c(), absl::kZeroPad8))},
   };
 }
 

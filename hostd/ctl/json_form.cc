@@ -132,7 +132,8 @@ Json JsonSources(const v1::JobSpec& spec) {
         {"sequences", source.sequences()},
         {"tokens", source.tokens()},
         {"used_tokens", source.used_tokens()},
-        {"valid_tokens", source.valid_tokens()}});
+        {"valid_tokens", source.valid_tokens()},
+        {"crc32c", source.crc32c()}});
   }
   return sources;
 }
@@ -150,7 +151,8 @@ Json JsonEvaluation(const v1::Evaluation& eval) {
       {"dataset",
        {{"sequences", eval.dataset_sequences()},
         {"tokens", eval.dataset_tokens()},
-        {"valid_tokens", eval.dataset_valid_tokens()}}},
+        {"valid_tokens", eval.dataset_valid_tokens()},
+        {"crc32c", eval.dataset_crc32c()}}},
   };
 }
 

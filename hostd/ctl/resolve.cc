@@ -187,6 +187,7 @@ absl::Status ResolveEvaluation(const ResolveContext& context, int64_t vocab,
       spec.documents_per_sequence(), dataset->documents_per_sequence()));
   eval.set_dataset_sequences(dataset->sequences());
   eval.set_dataset_tokens(dataset->tokens());
+  eval.set_dataset_crc32c(dataset->crc32c());
   eval.set_max_sequences(
       eval.max_sequences() == 0
           ? dataset->sequences()
@@ -330,6 +331,7 @@ absl::StatusOr<data::Mixture> ResolveData(const ModelFacts& facts,
     source.set_tokens(dataset.tokens());
     source.set_used_tokens(dataset.used_tokens());
     source.set_valid_tokens(dataset.valid_tokens());
+    source.set_crc32c(dataset.crc32c());
   }
   spec.set_dataset_sequences(data->sequences());
   spec.set_dataset_tokens(data->tokens());

@@ -184,6 +184,9 @@ def refused(daemon, job, path, **changes):
 def test_what_a_job_cannot_go_on_from_is_one_error(daemon, trained, make_job,
                                                    tmp_path):
     job, saved = trained
+    other = make_job(sequences=16)  # as many tokens, one of them another
+    other.ids[100] ^= 1
+    other.write_data()
     jobs = len(daemon.json("status", "-a")["jobs"])
     manifest = str(saved / "manifest.json")
     for change, parts in (
@@ -193,6 +196,7 @@ def test_what_a_job_cannot_go_on_from_is_one_error(daemon, trained, make_job,
             ({"packing": True}, ("packing was false, is true", manifest)),
             ({"steps": 4}, ("has only 4 steps", manifest)),
             ({"data": make_job(sequences=12).data}, ("was 16, is 12",)),
+            ({"data": other.data}, ("sources was 16 sequences", manifest)),
             ({"model": make_job("qwen3_untied").model},
              ("layout_hash", "resume with the model", manifest))):
         change = {key: str(value) if key in ("data", "model") else value

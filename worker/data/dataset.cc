@@ -5,10 +5,25 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/crc32c.h"
 #include "common/base/status.h"
 #include "worker/data/dataset_file.h"
 
 namespace slidedp::data {
+namespace {
+
+uint32_t ChecksumOf(const DatasetFile& file) {
+  uint32_t crc = Crc32c(0, &file.stream, sizeof(file.stream));
+  const auto add = [&](const auto& values) {
+    crc = Crc32c(crc, values.data(), values.size() * sizeof(values[0]));
+  };
+  add(file.input_ids);
+  add(file.loss_mask);
+  add(file.doc_offsets);
+  return crc;
+}
+
+}  // namespace
 
 absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
                                       int64_t sequence_length, int64_t vocab,
@@ -21,6 +36,7 @@ absl::StatusOr<Dataset> Dataset::Open(const std::string& path,
   SDP_ASSIGN_OR_RETURN(DatasetFile file, ReadDatasetFile(path, vocab));
   Dataset dataset;
   dataset.path_ = path;
+  dataset.crc32c_ = ChecksumOf(file);
   dataset.input_ids_ = std::move(file.input_ids);
   dataset.loss_mask_ = std::move(file.loss_mask);
   dataset.sequence_length_ = sequence_length;

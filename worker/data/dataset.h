@@ -28,6 +28,8 @@ class Dataset {
                                       const SequenceOptions& options = {});
 
   const std::string& path() const { return path_; }
+  // Of all that a job reads: the layout, input_ids, loss_mask, doc_offsets.
+  uint32_t crc32c() const { return crc32c_; }
   uint64_t sequences() const { return table_.size(); }
   // Of the file.
   uint64_t tokens() const { return input_ids_.size(); }
@@ -59,6 +61,7 @@ class Dataset {
   uint64_t CountLabels(uint64_t sequence) const;
 
   std::string path_;
+  uint32_t crc32c_ = 0;
   std::vector<int32_t> input_ids_;
   std::vector<uint8_t> loss_mask_;
   SequenceTable table_;

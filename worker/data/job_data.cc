@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 
 namespace slidedp::data {
@@ -44,6 +45,25 @@ absl::StatusOr<Dataset> OpenHeldOut(const v1::JobSpec& spec, int64_t vocab) {
   return Dataset::Open(spec.eval().data(),
                        static_cast<int64_t>(spec.sequence_length()), vocab,
                        OptionsOf(spec));
+}
+
+absl::Status CheckUnchanged(const Dataset& dataset,
+                            const Submitted& submitted) {
+  struct Pair {
+    absl::string_view name;
+    uint64_t found, submitted;
+  };
+  for (const Pair& pair :
+       {Pair{"sequences", dataset.sequences(), submitted.sequences},
+        Pair{"tokens", dataset.tokens(), submitted.tokens},
+        Pair{"checksum", dataset.crc32c(), submitted.crc32c}}) {
+    if (pair.found == pair.submitted) continue;
+    return InvalidInput(
+        dataset.path(), pair.name, absl::StrCat(pair.found),
+        absl::StrCat("was ", pair.submitted, " when the job was submitted"),
+        "the file has changed; submit again");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace slidedp::data

@@ -1,6 +1,9 @@
 // A job's data sets, as its spec describes them.
 #pragma once
 
+#include <cstdint>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/job.pb.h"
 #include "worker/data/mixture.h"
@@ -15,5 +18,12 @@ absl::StatusOr<Mixture> OpenJobData(const v1::JobSpec& spec, int64_t vocab);
 // measures what is trained. Which documents share a sequence does not depend on
 // the job's seed. The spec has an evaluation.
 absl::StatusOr<Dataset> OpenHeldOut(const v1::JobSpec& spec, int64_t vocab);
+
+// What the job's submission says of a file: InvalidInput if it is another now.
+struct Submitted {
+  uint64_t sequences, tokens;
+  uint32_t crc32c;
+};
+absl::Status CheckUnchanged(const Dataset& dataset, const Submitted& submitted);
 
 }  // namespace slidedp::data

@@ -175,23 +175,11 @@ absl::Status Session::OnAttach(const v1::Attach& attach) {
 absl::Status Session::OpenData() {
   const v1::JobSpec& spec = proposal_->spec;
   SDP_ASSIGN_OR_RETURN(data_, data::OpenJobData(spec, proposal_->config.vocab));
-  struct Pair {
-    absl::string_view name;
-    uint64_t found, submitted;
-  };
   for (int i = 0; i < spec.sources_size(); ++i) {
     const v1::DataSource& source = spec.sources(i);
-    const data::Dataset& dataset = data_->datasets()[i];
-    for (const Pair& pair :
-         {Pair{"sequences", dataset.sequences(), source.sequences()},
-          Pair{"tokens", dataset.tokens(), source.tokens()},
-          Pair{"labels", dataset.valid_tokens(), source.valid_tokens()}}) {
-      if (pair.found == pair.submitted) continue;
-      return InvalidInput(
-          source.path(), pair.name, absl::StrCat(pair.found),
-          absl::StrCat("was ", pair.submitted, " when the job was submitted"),
-          "the file has changed; submit again");
-    }
+    SDP_RETURN_IF_ERROR(data::CheckUnchanged(
+        data_->datasets()[i],
+        {source.sequences(), source.tokens(), source.crc32c()}));
   }
   return absl::OkStatus();
 }

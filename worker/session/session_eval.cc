@@ -1,7 +1,6 @@
 // Held-out data, its evaluation together with the other ranks, and the scalars
 // for TensorBoard.
 #include <algorithm>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,16 +17,9 @@ absl::Status Session::OpenEvalDataset() {
   const v1::Evaluation& eval = spec.eval();
   SDP_ASSIGN_OR_RETURN(eval_dataset_,
                        data::OpenHeldOut(spec, proposal_->config.vocab));
-  for (const auto& [name, found, submitted] :
-       {std::tuple("sequences", eval_dataset_->sequences(),
-                   eval.dataset_sequences()),
-        std::tuple("tokens", eval_dataset_->tokens(), eval.dataset_tokens())}) {
-    if (found == submitted) continue;
-    return InvalidInput(
-        eval.data(), name, absl::StrCat(found),
-        absl::StrCat("was ", submitted, " when the job was submitted"),
-        "the file has changed; submit again");
-  }
+  SDP_RETURN_IF_ERROR(data::CheckUnchanged(
+      *eval_dataset_, {eval.dataset_sequences(), eval.dataset_tokens(),
+                       eval.dataset_crc32c()}));
   if (eval.max_sequences() >= 1 &&
       eval.max_sequences() <= eval_dataset_->sequences()) {
     return absl::OkStatus();

@@ -19,6 +19,7 @@ class SessionEvalTest : public SessionTest {
     eval.set_dataset_sequences(32);
     eval.set_dataset_tokens(1024);
     eval.set_dataset_valid_tokens(3 * 31);
+    eval.set_dataset_crc32c(spec_.sources(0).crc32c());
   }
   static void Answer(Stream& stream, uint64_t step, bool stop) {
     v1::DaemonMessage message;

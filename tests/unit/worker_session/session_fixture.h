@@ -38,6 +38,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_folder.h"
 #include "tests/testing/tiny_model.h"
+#include "worker/data/dataset.h"
 
 extern char** environ;
 
@@ -99,6 +100,8 @@ class SessionTest : public ::testing::Test {
     source.set_tokens(1024);
     source.set_used_tokens(1024);
     source.set_valid_tokens(32 * 31);
+    source.set_crc32c(
+        data::Dataset::Open(folder_.Sub("data"), 32, config_.vocab)->crc32c());
     spec_.set_output(folder_.Sub("out"));
     spec_.set_ranks(1);
     spec_.set_device(v1::DEVICE_KIND_CPU);
