@@ -78,30 +78,43 @@ struct Constants : AdamWStep {
   float reciprocal;
 };
 
-HWY_INLINE VF Movement(VF m, VF v, const Constants& step) {
+// `root` is the square root of v.
+HWY_INLINE VF MovementOf(VF m, VF root, const Constants& step) {
   const F32 df;
-  const auto denominator = hn::Add(
-      DivideRoot(hn::Sqrt(v), step.sqrt_bias_correction2, step.reciprocal),
-      hn::Set(df, step.eps));
+  const auto denominator =
+      hn::Add(DivideRoot(root, step.sqrt_bias_correction2, step.reciprocal),
+              hn::Set(df, step.eps));
   return hn::Mul(hn::Set(df, step.step_size), hn::Div(m, denominator));
 }
+HWY_INLINE VF Movement(VF m, VF v, const Constants& step) {
+  return MovementOf(m, hn::Sqrt(v), step);
+}
+
+struct Moments {
+  VF m, v, root;
+};
 
 // The operations of the scalar references, in their order.
 struct Update {
   Constants step;
   float factor;
 
-  HWY_INLINE Element operator()(const Element& e, VF gradient) const {
+  HWY_INLINE Moments NewMoments(VF m0, VF v0, VF gradient) const {
     const F32 df;
     const auto g = hn::Mul(hn::Set(df, step.grad_scale), gradient);
-    const auto m = hn::Add(hn::Mul(hn::Set(df, step.beta1), e.m),
+    const auto m = hn::Add(hn::Mul(hn::Set(df, step.beta1), m0),
                            hn::Mul(hn::Set(df, step.one_minus_beta1), g));
     const auto v =
-        hn::Add(hn::Mul(hn::Set(df, step.beta2), e.v),
+        hn::Add(hn::Mul(hn::Set(df, step.beta2), v0),
                 hn::Mul(hn::Mul(hn::Set(df, step.one_minus_beta2), g), g));
-    const auto p =
-        hn::Sub(hn::Mul(e.p, hn::Set(df, factor)), Movement(m, v, step));
-    return {p, m, v};
+    return {m, v, hn::Sqrt(v)};
+  }
+  HWY_INLINE VF NewP(VF p, VF movement) const {
+    return hn::Sub(hn::Mul(p, hn::Set(F32(), factor)), movement);
+  }
+  HWY_INLINE Element operator()(const Element& e, VF gradient) const {
+    const Moments now = NewMoments(e.m, e.v, gradient);
+    return {NewP(e.p, MovementOf(now.m, now.root, step)), now.m, now.v};
   }
 };
 
@@ -148,21 +161,22 @@ struct Undo {
   }
 };
 
-template <typename Rule, typename G>
-HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule) {
+// The bits of p.
+HWY_INLINE hn::Vec<I32> LoadBits(const PlaneSpan& planes) {
+  const I32 di;
+  return hn::Add(hn::ShiftLeft<16>(hn::BitCast(
+                     di, hn::PromoteTo(U32(), hn::LoadU(U16(), planes.hi)))),
+                 hn::PromoteTo(di, hn::LoadU(I16(), planes.lo)));
+}
+
+// `planes` still hold what was before, and of p `old_bits`.
+HWY_INLINE bool StoreVector(const PlaneSpan& planes, hn::Vec<I32> old_bits,
+                            Element e) {
   const F32 df;
   const I32 di;
   const U32 du;
   const I16 di16;
   const U16 du16;
-  const auto old_bits =
-      hn::Add(hn::ShiftLeft<16>(hn::BitCast(
-                  di, hn::PromoteTo(du, hn::LoadU(du16, planes.hi)))),
-              hn::PromoteTo(di, hn::LoadU(di16, planes.lo)));
-  const Element old = {hn::BitCast(df, old_bits), hn::LoadU(df, planes.m),
-                       hn::LoadU(df, planes.v)};
-  Element e = rule(old, LoadGradient(g));
-
   auto bits = hn::BitCast(di, e.p);
   const auto ok =
       hn::And(Below(e.p, 0x7f800000 - 0x8000),  // Splittable
@@ -171,8 +185,8 @@ HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule) {
   if (HWY_UNLIKELY(!all_ok)) {
     bits = hn::IfThenElse(ok, bits, old_bits);
     const auto ok_float = hn::RebindMask(df, ok);
-    e.m = hn::IfThenElse(ok_float, e.m, old.m);
-    e.v = hn::IfThenElse(ok_float, e.v, old.v);
+    e.m = hn::IfThenElse(ok_float, e.m, hn::LoadU(df, planes.m));
+    e.v = hn::IfThenElse(ok_float, e.v, hn::LoadU(df, planes.v));
   }
   const auto high =
       hn::ShiftRight<16>(hn::BitCast(du, hn::Add(bits, hn::Set(di, 0x8000))));
@@ -183,6 +197,15 @@ HWY_INLINE bool ApplyVector(PlaneSpan planes, G g, const Rule& rule) {
   hn::StoreU(e.m, df, planes.m);
   hn::StoreU(e.v, df, planes.v);
   return all_ok;
+}
+
+template <typename Rule, typename G>
+HWY_INLINE bool ApplyVector(const PlaneSpan& planes, G g, const Rule& rule) {
+  const F32 df;
+  const auto bits = LoadBits(planes);
+  const Element old = {hn::BitCast(df, bits), hn::LoadU(df, planes.m),
+                       hn::LoadU(df, planes.v)};
+  return StoreVector(planes, bits, rule(old, LoadGradient(g)));
 }
 
 HWY_INLINE PlaneSpan From(PlaneSpan planes, uint64_t i) {
@@ -203,6 +226,48 @@ HWY_INLINE bool ApplyVectors(PlaneSpan planes, G g, const Rule& rule) {
     ok &= ApplyVector(From(planes, i), g + i, rule);
   }
   return ok;
+}
+
+// The update in three stages, each of another vector: what takes long, a root
+// or a quotient, is there when the next stage needs it. In one stage its many
+// dependents fill the scheduler, which then sees two vectors at a time.
+template <typename G>
+HWY_INLINE bool ApplyVectors(PlaneSpan planes, G g, const Update& rule) {
+  const F32 df;
+  const size_t lanes = hn::Lanes(df);
+  const uint64_t vectors = planes.count / lanes;
+  const auto at = [&](uint64_t n) { return From(planes, n * lanes); };
+  const auto begin = [&](uint64_t n) HWY_ATTR {
+    return rule.NewMoments(hn::LoadU(df, at(n).m), hn::LoadU(df, at(n).v),
+                           LoadGradient(g + n * lanes));
+  };
+  const auto finish = [&](uint64_t n, VF m, VF v, VF movement) HWY_ATTR {
+    const auto bits = LoadBits(at(n));
+    const VF p = rule.NewP(hn::BitCast(df, bits), movement);
+    return StoreVector(at(n), bits, {p, m, v});
+  };
+  if (vectors < 2) return vectors == 0 || ApplyVector(planes, g, rule);
+  bool ok = true;
+  const Moments first = begin(0), second = begin(1);
+  // One by one: g++ keeps structures of vectors in memory.
+  VF older_m = first.m, older_v = first.v;
+  VF movement = MovementOf(first.m, first.root, rule.step);
+  VF m = second.m, v = second.v, root = second.root;
+  for (uint64_t n = 2; n < vectors; ++n) {
+    PrefetchPlanes(planes, n * lanes);
+    PrefetchGradient(g, n * lanes);
+    const Moments newest = begin(n);
+    const VF next = MovementOf(m, root, rule.step);
+    ok &= finish(n - 2, older_m, older_v, movement);
+    older_m = m;
+    older_v = v;
+    movement = next;
+    m = newest.m;
+    v = newest.v;
+    root = newest.root;
+  }
+  ok &= finish(vectors - 2, older_m, older_v, movement);
+  return finish(vectors - 1, m, v, MovementOf(m, root, rule.step)) && ok;
 }
 
 // Fewer elements than a vector: through buffers, so that nothing past the end

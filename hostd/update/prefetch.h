@@ -5,6 +5,7 @@
 
 #include "common/base/bf16.h"
 #include "hostd/store/host_state.h"
+#include "hwy/base.h"
 #include "hwy/cache_control.h"
 
 namespace slidedp::hostd {
@@ -14,8 +15,9 @@ namespace slidedp::hostd {
 // with each page.
 inline constexpr uint64_t kAheadElements = 512;
 
-// Element i + kAheadElements; a prefetch past the end does nothing.
-inline void PrefetchPlanes(const PlaneSpan& planes, uint64_t i) {
+// Element i + kAheadElements; a prefetch past the end does nothing. Always
+// inline: g++ takes a function that only prefetches for one without effect.
+HWY_INLINE void PrefetchPlanes(const PlaneSpan& planes, uint64_t i) {
   hwy::Prefetch(planes.hi + i + kAheadElements);
   hwy::Prefetch(planes.lo + i + kAheadElements);
   hwy::Prefetch(planes.m + i + kAheadElements);
@@ -23,7 +25,7 @@ inline void PrefetchPlanes(const PlaneSpan& planes, uint64_t i) {
 }
 
 template <typename T>
-void PrefetchGradient(const T* gradient, uint64_t i) {
+HWY_INLINE void PrefetchGradient(const T* gradient, uint64_t i) {
   hwy::Prefetch(gradient + i + kAheadElements);
 }
 

@@ -310,9 +310,8 @@ class CudaGemmImpl : public CudaGemm {
       heated_ = true;
     }
     for (Candidate& candidate : left) {
-      SDP_ASSIGN_OR_RETURN(
-          candidate.ms,
-          time(candidate.index, runs(kUntimedMs), runs(kTimedMs)));
+      SDP_ASSIGN_OR_RETURN(candidate.ms, time(candidate.index, runs(kUntimedMs),
+                                              runs(kTimedMs)));
     }
     const Candidate best = fastest();
     spdlog::debug("{}: algorithm {} of {}, {:.0f} TFLOP/s", NameOf(shape),
