@@ -57,8 +57,8 @@ HWY_EXPORT(Touch);
 
 void TouchPlanes(const PlaneSpan& planes, const bf16* gradient) {
   // A zero that the compiler doesn't know: the values stay as they are.
-  static const volatile uint16_t kNone = 0;
-  HWY_DYNAMIC_DISPATCH(Touch)(planes, gradient, kNone);
+  static const volatile uint16_t none = 0;
+  HWY_DYNAMIC_DISPATCH(Touch)(planes, gradient, none);
 }
 
 void FillPlanes(const PlaneSpan& planes, bf16* gradient) {

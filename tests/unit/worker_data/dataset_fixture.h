@@ -67,10 +67,10 @@ struct RawDataset {
   std::vector<RawTensor> tensors;
 };
 
-class DatasetTest : public testing::Test {
+class DatasetTest : public ::testing::Test {
  protected:
   DatasetTest() {
-    std::string name = testing::TempDir() + "slidedp-dataset-XXXXXX";
+    std::string name = ::testing::TempDir() + "slidedp-dataset-XXXXXX";
     const int fd = mkstemp(name.data());
     EXPECT_GE(fd, 0);
     close(fd);

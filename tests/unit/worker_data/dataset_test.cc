@@ -1,7 +1,6 @@
 #include <sys/stat.h>
 
 #include <random>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -48,23 +47,6 @@ TEST_F(DatasetTest, MaskOfTheNextTokenDecidesTheLabel) {
   EXPECT_EQ(dataset->LabelCount(0), 1u);
   EXPECT_EQ(dataset->LabelCount(1), 1u);
   EXPECT_EQ(dataset->valid_tokens(), 2u);
-}
-
-TEST_F(DatasetTest, ChecksumTellsFilesOfTheSameSizeApart) {
-  const RawDataset files[] = {
-      {{1, 2, 3, 4}, {1, 1, 1, 1}, {0, 2, 4}, "documents"},
-      {{1, 2, 3, 5}, {1, 1, 1, 1}, {0, 2, 4}, "documents"},
-      {{1, 2, 3, 4}, {0, 1, 1, 1}, {0, 2, 4}, "documents"},
-      {{1, 2, 3, 4}, {1, 1, 1, 1}, {0, 1, 4}, "documents"},
-      {{1, 2, 3, 4}, {1, 1, 1, 1}, {0, 2, 4}, "stream"}};
-  std::set<uint32_t> seen;
-  for (const RawDataset& file : files) {
-    const auto dataset = Open(file.Encode(), 2);
-    ASSERT_TRUE(dataset.ok()) << dataset.status();
-    seen.insert(dataset->crc32c());
-  }
-  EXPECT_EQ(seen.size(), std::size(files));
-  EXPECT_TRUE(seen.contains(Open(files[0].Encode(), 3)->crc32c()));
 }
 
 TEST_F(DatasetTest, StreamSequencesCrossDocuments) {
