@@ -11,8 +11,8 @@ namespace slidedp::policy {
 
 // What is in use of a GPU beside the buffers of policy::DeviceBuffers: an upper
 // bound, because no library tells it beforehand. In parts:
-// - CUDA's context and the kernels of cuBLAS, cuDNN and our own, all loaded at
-//   start;
+// - CUDA's context and the kernels of cuBLAS, cuDNN and our own (all of them;
+//   those that a job uses are 0.4 GiB less);
 // - each communicator's channels, and the memory that GPUs which reach each
 //   other write directly, with more than one rank;
 // - the ops' workspace: the attention's backward pass, float32 copies of
