@@ -93,7 +93,7 @@ endfunction()
 #              LABELS pipeline TIMEOUT 60)
 # One binary, one ctest entry. Label "pipeline" is what the tsan preset runs.
 function(slidedp_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;COST" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)  # for what hangs, under a sanitizer too
   endif()
@@ -105,4 +105,7 @@ function(slidedp_test name)
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT}
                                           LABELS "${ARG_LABELS}")
+  if(ARG_COST)  # the dearest begin first
+    set_tests_properties(${name} PROPERTIES COST ${ARG_COST})
+  endif()
 endfunction()
