@@ -21,9 +21,10 @@ if(SLIDEDP_MOLD)
 endif()
 
 # A build from nothing is three times faster when a translation unit holds
-# several sources of a target (CMAKE_UNITY_BUILD: presets asan, tsan, release;
-# not "dev" and "cuda", where rebuilding after a change matters). So no two sources of a target may define
-# the same name, in unnamed namespaces either; those listed here stand alone:
+# several sources of a target (CMAKE_UNITY_BUILD: presets asan, tsan, release, and
+# what scripts/test configures; not "dev" and "cuda" otherwise, where rebuilding
+# after a change matters). So no two sources of a target may define the same name,
+# in unnamed namespaces either; those listed here stand alone, most of them because
 # Highway includes them once per SIMD target.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 8)
 function(slidedp_stand_alone)

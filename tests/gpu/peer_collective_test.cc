@@ -15,7 +15,7 @@
 namespace slidedp::collective {
 namespace {
 
-std::vector<int> WorldSizes() {
+std::vector<int> PeerWorlds() {
   static const int gpus = CountGpus();
   return gpus >= 2 ? std::vector<int>{2} : std::vector<int>{};
 }
@@ -24,7 +24,7 @@ INSTANTIATE_TEST_SUITE_P(Peers, CollectiveContract,
                          ::testing::Combine(::testing::Values(CollectiveBackend{
                                                 "peers", RunOverPeers,
                                                 /*staged=*/false}),
-                                            ::testing::ValuesIn(WorldSizes())),
+                                            ::testing::ValuesIn(PeerWorlds())),
                          CollectiveContractName);
 
 // Any bits that are a finite number of moderate size, different on each rank.
@@ -93,7 +93,7 @@ absl::Status SumsInRankOrder(RankContext& rank, size_t count, DType dtype) {
 }
 
 TEST(PeerCollectiveTest, SumsAreThoseOfRankOrderBitForBit) {
-  if (WorldSizes().empty()) GTEST_SKIP() << "needs two GPUs";
+  if (PeerWorlds().empty()) GTEST_SKIP() << "needs two GPUs";
   RankSetup setup;
   setup.world_size = 2;
   // One element; an odd number; many pieces and no multiple of one.
@@ -115,7 +115,7 @@ TEST(PeerCollectiveTest, SumsAreThoseOfRankOrderBitForBit) {
 
 // A rank that is far ahead writes over nothing that another still reads.
 TEST(PeerCollectiveTest, AFastRankWaitsForASlowOne) {
-  if (WorldSizes().empty()) GTEST_SKIP() << "needs two GPUs";
+  if (PeerWorlds().empty()) GTEST_SKIP() << "needs two GPUs";
   RankSetup setup;
   setup.world_size = 2;
   for (const absl::Status& status :
@@ -177,7 +177,7 @@ TEST(PeerCollectiveTest, AFastRankWaitsForASlowOne) {
 }
 
 TEST(PeerCollectiveTest, NcclIsUsedWhereTheUserForbidsPeerAccess) {
-  if (WorldSizes().empty()) GTEST_SKIP() << "needs two GPUs";
+  if (PeerWorlds().empty()) GTEST_SKIP() << "needs two GPUs";
   setenv("NCCL_P2P_DISABLE", "1", /*overwrite=*/1);
   RankSetup setup;
   setup.world_size = 2;
