@@ -18,8 +18,8 @@ namespace {
 using model::UnitKind;
 
 constexpr uint64_t kDefaultH2dChunkBytes = 16 * kMiB;
-// A ring of some 256 MiB holds a layer's gradients while the update does the
-// layer before: with a quarter of it a GPU waited 30 ms a layer.
+// A ring of 256 MiB: a good part of a large layer's gradients, so that the drain
+// goes on while the update catches up.
 constexpr uint64_t kDefaultD2hChunkBytes = 8 * kMiB;
 constexpr uint64_t kDefaultRingChunks = 32;
 // One that compute fills or reads, one that a copy does.
