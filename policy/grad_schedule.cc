@@ -1,38 +1,66 @@
 #include <algorithm>
+#include <iterator>
 
 #include "common/base/units.h"
 #include "policy/plan.h"
 
 namespace slidedp::policy {
 
+using model::Role;
+
+std::vector<GradBucket> MakeGradBuckets(const model::StateLayout& layout,
+                                        const Plan& plan) {
+  const uint64_t alignment = plan.ranks * kShardAlignment;
+  std::vector<GradBucket> buckets;
+  for (int u = static_cast<int>(layout.units.size()) - 1; u >= 0; --u) {
+    const model::Unit& unit = layout.units[u];
+    if (unit.frozen()) continue;
+    const bool host_sums =
+        plan.routes(unit.kind).grads == GradRoute::kCpu && plan.ranks > 1;
+    uint64_t end = unit.count;
+    if (unit.kind == model::UnitKind::kDecoder && !host_sums) {
+      for (Role role : {Role::kDown, Role::kPostNorm, Role::kO}) {
+        if (!unit.has(role)) continue;
+        const uint64_t cut = AlignUp(unit.tensor(role).offset, alignment);
+        if (cut >= end) continue;
+        buckets.push_back({u, cut, end});
+        end = cut;
+      }
+    }
+    buckets.push_back({u, 0, end});
+  }
+  return buckets;
+}
+
+GradShard ShardOf(const GradBucket& bucket, int rank, int ranks) {
+  const uint64_t count = bucket.end - bucket.begin;
+  const uint64_t shard = ShardElements(count, ranks);
+  return {bucket.begin + std::min(rank * shard, count),
+          bucket.begin + std::min((rank + 1) * shard, count)};
+}
+
 GradSchedule MakeGradSchedule(const model::StateLayout& layout,
                               const Plan& plan) {
   GradSchedule schedule;
   schedule.chunks.resize(plan.ranks);
   schedule.chunk_elements = plan.d2h_chunk_bytes / 2;
-  auto add = [&](int rank, int unit, uint64_t begin, uint64_t end) {
+  schedule.buckets = MakeGradBuckets(layout, plan);
+  auto add = [&](int rank, int bucket, uint64_t begin, uint64_t end) {
     for (uint64_t at = begin; at < end; at += schedule.chunk_elements) {
       schedule.chunks[rank].push_back(
-          {unit, at, std::min(schedule.chunk_elements, end - at)});
+          {bucket, schedule.buckets[bucket].unit, at,
+           std::min(schedule.chunk_elements, end - at)});
     }
   };
-  for (int u = static_cast<int>(layout.units.size()) - 1; u >= 0; --u) {
-    if (layout.units[u].frozen()) continue;
-    const uint64_t count = layout.units[u].count;
-    const GradRoute route = plan.routes(layout.units[u].kind).grads;
-    const uint64_t shard = ShardElements(count, plan.ranks);
+  for (int b = 0; b < std::ssize(schedule.buckets); ++b) {
+    const GradBucket& bucket = schedule.buckets[b];
+    const GradRoute route = plan.routes(layout.units[bucket.unit].kind).grads;
     for (int r = 0; r < plan.ranks; ++r) {
-      switch (route) {
-        case GradRoute::kGpuRoot:
-          if (r == 0) add(r, u, 0, count);
-          break;
-        case GradRoute::kGpuSharded:
-          add(r, u, std::min(r * shard, count),
-              std::min((r + 1) * shard, count));
-          break;
-        case GradRoute::kCpu:
-          add(r, u, 0, count);
-          break;
+      if (route == GradRoute::kGpuSharded) {
+        const GradShard shard = ShardOf(bucket, r, plan.ranks);
+        add(r, b, shard.begin, shard.end);
+      } else if (route == GradRoute::kCpu || r == 0) {
+        add(r, b, bucket.begin, bucket.end);
       }
     }
   }

@@ -63,13 +63,14 @@ uint64_t ExchangeStagingBytes(const Plan& plan) {
 
 std::vector<NamedBytes> HostSegments(const model::StateLayout& layout,
                                      const Plan& plan) {
-  const uint64_t units = layout.units.size();
+  const GradSchedule schedule = MakeGradSchedule(layout, plan);
   std::vector<NamedBytes> segments = {
       {"params", 2 * layout.plane_elements},
       {"state", MakeStatePlanes(layout, plan).bytes},
-      {"grads", MakeGradSchedule(layout, plan).grads_bytes},
-      {"versions", shm::Versions::Bytes(plan.ranks, units)},
-      {"reports", shm::Reports::Bytes(plan.ranks, units, ReportedRows(layout))},
+      {"grads", schedule.grads_bytes},
+      {"versions", shm::Versions::Bytes(plan.ranks, layout.units.size())},
+      {"reports", shm::Reports::Bytes(plan.ranks, schedule.buckets.size(),
+                                      ReportedRows(layout))},
   };
   if (const uint64_t staging = ExchangeStagingBytes(plan); staging > 0) {
     segments.push_back({"exchange", kCommunicators * collective::ExchangeBytes(
@@ -98,7 +99,6 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
   const uint64_t h = config.hidden;
   const uint64_t qkv = config.qkv_dim();
   const uint64_t inner = config.intermediate;
-  const uint64_t units = layout.units.size();
   std::vector<NamedBytes> list;
   auto add = [&list](std::string name, uint64_t bytes) {
     list.push_back({std::move(name), AlignUp(bytes, kPageBytes)});
@@ -161,7 +161,8 @@ std::vector<NamedBytes> DeviceBuffers(const model::ModelConfig& config,
   add("layer.d_qkv", t * qkv * a);
   add("head.logits", plan.head_chunk_tokens * config.vocab * a);
   add("rope", config.head_dim / 2 * 4);
-  add("scalars", 2 * 8 + units * 8);  // loss sums of two steps, unit norms
+  // Loss sums of two steps, norms.
+  add("scalars", 2 * 8 + MakeGradBuckets(layout, plan).size() * 8);
   if (plan.device == DeviceKind::kCpu) add("ops.scratch", kCpuScratchBytes);
   std::erase_if(list, [](const NamedBytes& b) { return b.bytes == 0; });
   return list;

@@ -18,8 +18,8 @@ namespace {
 using model::UnitKind;
 
 constexpr uint64_t kDefaultH2dChunkBytes = 16 * kMiB;
-// A ring of 256 MiB: a good part of a large layer's gradients, so that the drain
-// goes on while the update catches up.
+// A ring of 256 MiB: a good part of a large layer's gradients, so that the
+// drain goes on while the update catches up.
 constexpr uint64_t kDefaultD2hChunkBytes = 8 * kMiB;
 constexpr uint64_t kDefaultRingChunks = 32;
 // One that compute fills or reads, one that a copy does.
@@ -128,8 +128,8 @@ uint64_t PlanHash(const Plan& plan) {
   return hash;
 }
 
-uint64_t ShardElements(uint64_t unit_count, int ranks) {
-  return AlignUp(CeilDiv(unit_count, static_cast<uint64_t>(ranks)), 64);
+uint64_t ShardElements(uint64_t count, int ranks) {
+  return AlignUp(CeilDiv(count, static_cast<uint64_t>(ranks)), kShardAlignment);
 }
 
 absl::StatusOr<Plan> MakePlan(const Problem& problem) {

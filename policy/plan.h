@@ -97,18 +97,31 @@ struct Plan {
 };
 uint64_t PlanHash(const Plan& plan);
 
+// A range of a unit's gradient that is reduced and drained as one, as soon as
+// it is final: [begin, end), elements from the unit's start. Decoder units are
+// cut before o_proj, post_attention_layernorm and down_proj, whose gradients a
+// backward pass finishes in the opposite order, unless hostd sums the unit. A
+// cut is moved up to a multiple of ranks * 64, so that equal shards cover a
+// bucket, and only the unit's last one is padded.
+struct GradBucket {
+  int unit;
+  uint64_t begin, end;
+};
+
 // A range of a unit's gradient that one chunk carries.
 struct GradChunk {
+  int bucket;
   int unit;
   uint64_t begin;  // elements from the unit's start
   uint64_t count;
 };
 
 // Who drains what, in which order. Units go in backward order (last to first;
-// wholly frozen ones are left out),
-// chunks within a unit by ascending position. `gpu_root`: rank 0 drains the
-// whole unit; `gpu_sharded`: each rank its shard; `cpu`: every rank all of it.
+// wholly frozen ones are left out), their buckets too, chunks within a bucket
+// by ascending position. `gpu_root`: rank 0 drains the whole bucket;
+// `gpu_sharded`: each rank its shard; `cpu`: every rank all of it.
 struct GradSchedule {
+  std::vector<GradBucket> buckets;  // in the order of draining
   // Per rank, the sequence of one step.
   std::vector<std::vector<GradChunk>> chunks;
   uint64_t chunk_elements;  // capacity of a slot
@@ -125,6 +138,14 @@ struct GradSchedule {
 };
 GradSchedule MakeGradSchedule(const model::StateLayout& layout,
                               const Plan& plan);
+// Its buckets alone.
+std::vector<GradBucket> MakeGradBuckets(const model::StateLayout& layout,
+                                        const Plan& plan);
+// Where the rank's shard of the bucket begins and ends, `gpu_sharded`.
+struct GradShard {
+  uint64_t begin, end;  // elements from the unit's start
+};
+GradShard ShardOf(const GradBucket& bucket, int rank, int ranks);
 
 // Rows of the embedding table, whose use by a step's batch ranks report: a row
 // that no rank uses has no gradient, so hostd updates it before the gradients
@@ -136,9 +157,10 @@ uint64_t ReportedRows(const model::StateLayout& layout);
 // which takes them whole.
 bool DrainsUsedRows(const model::StateLayout& layout, const Plan& plan);
 
-// Elements of each of `ranks` equal shards that cover a unit; a multiple of 64.
-// The last shard may reach past the unit's end.
-uint64_t ShardElements(uint64_t unit_count, int ranks);
+// Elements of each of `ranks` equal shards that cover `count` elements of a
+// unit; a multiple of 64. The last shard may reach past their end.
+inline constexpr uint64_t kShardAlignment = 64;
+uint64_t ShardElements(uint64_t count, int ranks);
 
 struct NamedBytes {
   std::string name;

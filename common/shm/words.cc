@@ -12,8 +12,8 @@ namespace {
 
 // Both segments: the header line, then what the accessors below place.
 //   versions   abort | heartbeat | grad_free[world_size] | param_version[units]
-//   reports    per rank: heartbeat | grad_ready | StepReport[4] | norms[units]
-//              | used_rows[2]
+//   reports    per rank: heartbeat | grad_ready | StepReport[4] |
+//              norms[buckets] | used_rows[2]
 // Everything starts on a cache line. Changing any of it needs a new
 // kWordsLayoutVersion.
 static_assert(sizeof(WordsHeader) == kCacheLineBytes);
@@ -24,6 +24,7 @@ static_assert(offsetof(WordsHeader, units) == 24);
 static_assert(offsetof(WordsHeader, state_layout_hash) == 32);
 static_assert(offsetof(WordsHeader, plan_hash) == 40);
 static_assert(offsetof(WordsHeader, rows) == 48);
+static_assert(offsetof(WordsHeader, buckets) == 56);
 static_assert(std::is_standard_layout_v<WordsHeader>);
 static_assert(std::is_standard_layout_v<StepReport>);
 static_assert(sizeof(StepReport) == 7 * kCacheLineBytes);
@@ -41,7 +42,7 @@ static_assert(offsetof(StepReport, offload_ns) == 384);
 
 // No model or host comes near; keeps the sizes below from overflowing.
 constexpr uint64_t kMaxWorldSize = uint64_t{1} << 20;
-constexpr uint64_t kMaxUnits = uint64_t{1} << 32;
+constexpr uint64_t kMaxParts = uint64_t{1} << 32;
 constexpr uint64_t kMaxRows = uint64_t{1} << 32;
 
 constexpr uint64_t kAbortWord = 1;
@@ -54,38 +55,46 @@ constexpr uint64_t kStepsOffset = kRankWords * sizeof(Word);
 constexpr uint64_t kNormsOffset =
     kStepsOffset + kStepReportSlots * sizeof(StepReport);
 
-uint64_t RowsOffset(uint64_t units) {
-  return kNormsOffset + AlignUp(units * sizeof(double), kCacheLineBytes);
+uint64_t RowsOffset(uint64_t buckets) {
+  return kNormsOffset + AlignUp(buckets * sizeof(double), kCacheLineBytes);
 }
 
 uint64_t RowsBytes(uint64_t rows) {
   return AlignUp(RowWords(rows) * sizeof(uint64_t), kCacheLineBytes);
 }
 
-uint64_t RankBytes(uint64_t units, uint64_t rows) {
-  return RowsOffset(units) + kUsedRowsSlots * RowsBytes(rows);
+uint64_t RankBytes(uint64_t buckets, uint64_t rows) {
+  return RowsOffset(buckets) + kUsedRowsSlots * RowsBytes(rows);
 }
 
-bool SizesAreSane(uint64_t world_size, uint64_t units, uint64_t rows) {
-  return world_size >= 1 && world_size <= kMaxWorldSize && units >= 1 &&
-         units <= kMaxUnits && rows <= kMaxRows;
+// `parts`: units of the one segment, buckets of the other; a model that is
+// wholly frozen has none of these.
+bool SizesAreSane(uint64_t world_size, uint64_t parts, uint64_t rows) {
+  return world_size >= 1 && world_size <= kMaxWorldSize && parts <= kMaxParts &&
+         rows <= kMaxRows;
 }
 
 constexpr char kSizes[] =
-    "words need 1 to 2^20 ranks, 1 to 2^32 units, at most 2^32 rows";
+    "words need 1 to 2^20 ranks, at most 2^32 units, buckets and rows";
+
+bool HeaderIsSane(const WordsHeader& header) {
+  return header.units >= 1 &&
+         SizesAreSane(header.world_size, header.units, header.rows) &&
+         SizesAreSane(header.world_size, header.buckets, header.rows);
+}
 
 std::atomic<uint64_t>& WordAt(char* data, uint64_t index) {
   return reinterpret_cast<Word*>(data + index * sizeof(Word))->value;
 }
 
-char* RankAt(char* data, uint64_t rank, uint64_t units, uint64_t rows) {
-  return data + sizeof(WordsHeader) + rank * RankBytes(units, rows);
+char* RankAt(char* data, uint64_t rank, uint64_t buckets, uint64_t rows) {
+  return data + sizeof(WordsHeader) + rank * RankBytes(buckets, rows);
 }
 
 void WriteHeader(void* data, const WordsHeader& values, uint64_t magic) {
   SDP_CHECK(reinterpret_cast<uintptr_t>(data) % kCacheLineBytes == 0,
             "words must start on a cache line");
-  SDP_CHECK(SizesAreSane(values.world_size, values.units, values.rows), kSizes);
+  SDP_CHECK(HeaderIsSane(values), kSizes);
   WordsHeader header = values;
   header.magic = magic;
   header.layout_version = kWordsLayoutVersion;
@@ -133,6 +142,10 @@ absl::Status CheckHeader(absl::string_view segment, const void* data,
   if (found.rows != expected.rows) {
     return Differs(segment, "rows", found.rows, expected.rows, kSameJob);
   }
+  if (found.buckets != expected.buckets) {
+    return Differs(segment, "buckets", found.buckets, expected.buckets,
+                   kSameJob);
+  }
   if (found.state_layout_hash != expected.state_layout_hash) {
     return Differs(segment, "state_layout_hash", found.state_layout_hash,
                    expected.state_layout_hash, kSameJob);
@@ -148,12 +161,10 @@ absl::Status CheckHeader(absl::string_view segment, const void* data,
 }
 
 absl::Status CheckExpected(const WordsHeader& expected) {
-  if (SizesAreSane(expected.world_size, expected.units, expected.rows)) {
-    return absl::OkStatus();
-  }
+  if (HeaderIsSane(expected)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "words of ", expected.world_size, " ranks and ", expected.units,
-      " units and ", expected.rows, " rows can't exist"));
+      "words of ", expected.world_size, " ranks, ", expected.units, " units, ",
+      expected.buckets, " buckets and ", expected.rows, " rows can't exist"));
 }
 
 }  // namespace
@@ -195,14 +206,14 @@ std::atomic<uint64_t>& Versions::param_version(uint64_t unit) const {
   return WordAt(data_, kFirstGradFreeWord + header->world_size + unit);
 }
 
-uint64_t Reports::Bytes(uint64_t world_size, uint64_t units, uint64_t rows) {
-  SDP_CHECK(SizesAreSane(world_size, units, rows), kSizes);
-  return sizeof(WordsHeader) + world_size * RankBytes(units, rows);
+uint64_t Reports::Bytes(uint64_t world_size, uint64_t buckets, uint64_t rows) {
+  SDP_CHECK(SizesAreSane(world_size, buckets, rows), kSizes);
+  return sizeof(WordsHeader) + world_size * RankBytes(buckets, rows);
 }
 
 Reports Reports::Initialise(void* data, const WordsHeader& header) {
   WriteHeader(data, header, kReportsMagic);
-  return Reports(data, header.units, header.rows);
+  return Reports(data, header.buckets, header.rows);
 }
 
 absl::Status Reports::Check(const void* data, uint64_t bytes,
@@ -210,33 +221,34 @@ absl::Status Reports::Check(const void* data, uint64_t bytes,
   if (absl::Status status = CheckExpected(expected); !status.ok()) {
     return status;
   }
-  return CheckHeader("reports", data, bytes,
-                     Bytes(expected.world_size, expected.units, expected.rows),
-                     kReportsMagic, expected);
+  return CheckHeader(
+      "reports", data, bytes,
+      Bytes(expected.world_size, expected.buckets, expected.rows),
+      kReportsMagic, expected);
 }
 
 std::atomic<uint64_t>& Reports::heartbeat(uint64_t rank) const {
-  return WordAt(RankAt(data_, rank, units_, rows_), 0);
+  return WordAt(RankAt(data_, rank, buckets_, rows_), 0);
 }
 
 std::atomic<uint64_t>& Reports::grad_ready(uint64_t rank) const {
-  return WordAt(RankAt(data_, rank, units_, rows_), 1);
+  return WordAt(RankAt(data_, rank, buckets_, rows_), 1);
 }
 
 StepReport& Reports::step(uint64_t rank, uint64_t step) const {
-  return reinterpret_cast<StepReport*>(RankAt(data_, rank, units_, rows_) +
+  return reinterpret_cast<StepReport*>(RankAt(data_, rank, buckets_, rows_) +
                                        kStepsOffset)[step % kStepReportSlots];
 }
 
-double& Reports::unit_square_norm(uint64_t rank, uint64_t unit) const {
-  return reinterpret_cast<double*>(RankAt(data_, rank, units_, rows_) +
-                                   kNormsOffset)[unit];
+double& Reports::square_norm(uint64_t rank, uint64_t bucket) const {
+  return reinterpret_cast<double*>(RankAt(data_, rank, buckets_, rows_) +
+                                   kNormsOffset)[bucket];
 }
 
 uint64_t* Reports::used_rows(uint64_t rank, uint64_t step) const {
   if (rows_ == 0) return nullptr;
-  return reinterpret_cast<uint64_t*>(RankAt(data_, rank, units_, rows_) +
-                                     RowsOffset(units_) +
+  return reinterpret_cast<uint64_t*>(RankAt(data_, rank, buckets_, rows_) +
+                                     RowsOffset(buckets_) +
                                      step % kUsedRowsSlots * RowsBytes(rows_));
 }
 

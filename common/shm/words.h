@@ -25,7 +25,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 inline constexpr uint64_t kVersionsMagic = 0x534c444556455253;  // SLDEVERS
 inline constexpr uint64_t kReportsMagic = 0x534c444552455053;   // SLDEREPS
-inline constexpr uint64_t kWordsLayoutVersion = 4;
+inline constexpr uint64_t kWordsLayoutVersion = 5;
 
 // First line of both segments. Written once by hostd before hand-over.
 struct alignas(kCacheLineBytes) WordsHeader {
@@ -36,6 +36,7 @@ struct alignas(kCacheLineBytes) WordsHeader {
   uint64_t state_layout_hash;  // model::StateLayout::hash
   uint64_t plan_hash;          // policy::PlanHash
   uint64_t rows;               // policy::ReportedRows
+  uint64_t buckets;            // policy::GradSchedule
 };
 
 // Reasons in the abort word; 0 means go on.
@@ -99,21 +100,21 @@ constexpr uint64_t RowWords(uint64_t rows) { return CeilDiv(rows, 64); }
 // a value once, then checks it.
 class Reports {
  public:
-  static uint64_t Bytes(uint64_t world_size, uint64_t units, uint64_t rows);
+  static uint64_t Bytes(uint64_t world_size, uint64_t buckets, uint64_t rows);
   static Reports Initialise(void* data, const WordsHeader& header);
   static absl::Status Check(const void* data, uint64_t bytes,
                             const WordsHeader& expected);
-  Reports(void* data, uint64_t units, uint64_t rows)
-      : data_(static_cast<char*>(data)), units_(units), rows_(rows) {}
+  Reports(void* data, uint64_t buckets, uint64_t rows)
+      : data_(static_cast<char*>(data)), buckets_(buckets), rows_(rows) {}
 
   std::atomic<uint64_t>& heartbeat(uint64_t rank) const;  // MonotonicNs
   // Chunks of the rank written to `grads`; the D2H stream's word.
   std::atomic<uint64_t>& grad_ready(uint64_t rank) const;
   StepReport& step(uint64_t rank, uint64_t step) const;
-  // Squared norm of what the rank drains of the unit (BF16, as drained), of
-  // the latest step. Written by the D2H stream before the unit's first chunk.
+  // Squared norm of what the rank drains of the bucket (BF16, as drained), of
+  // the latest step. Written by the D2H stream before the bucket's first chunk.
   // 0 for a rank that drains nothing of it.
-  double& unit_square_norm(uint64_t rank, uint64_t unit) const;
+  double& square_norm(uint64_t rank, uint64_t bucket) const;
   // RowWords(rows) words: bit i of word w is set if the rank's batch of the
   // step has token 64 w + i; bits from `rows` on are 0. Written by the rank's
   // host thread before `begun`. Two buffers take turns (step % 2): when a rank
@@ -126,7 +127,7 @@ class Reports {
 
  private:
   char* data_;
-  uint64_t units_, rows_;
+  uint64_t buckets_, rows_;
 };
 
 }  // namespace slidedp::shm

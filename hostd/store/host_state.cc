@@ -45,6 +45,7 @@ absl::StatusOr<std::unique_ptr<HostState>> HostState::Create(
   shm::WordsHeader header = {};
   header.world_size = plan.ranks;
   header.units = layout.units.size();
+  header.buckets = state->schedule_.buckets.size();
   header.rows = policy::ReportedRows(layout);
   header.state_layout_hash = layout.hash;
   header.plan_hash = policy::PlanHash(plan);

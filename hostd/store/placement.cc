@@ -1,6 +1,7 @@
 #include "hostd/store/placement.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "common/base/check.h"
 #include "common/base/units.h"
@@ -39,6 +40,8 @@ Placement MakePlacement(const model::StateLayout& layout,
   if (nodes.size() <= 1) return placement;
   const int count = static_cast<int>(nodes.size());
   const bool by_rank = EveryNodeHasARank(rank_nodes, plan.ranks, count);
+  const std::vector<policy::GradBucket> buckets =
+      policy::MakeGradBuckets(layout, plan);
   for (const model::Unit& unit : layout.units) {
     std::vector<Placement::Part> parts;
     auto add = [&](uint64_t begin, int node) {
@@ -50,10 +53,16 @@ Placement MakePlacement(const model::StateLayout& layout,
         parts.push_back({begin, node});
       }
     };
-    if (by_rank &&
+    if (by_rank && !unit.frozen() &&
         plan.routes(unit.kind).grads == policy::GradRoute::kGpuSharded) {
-      const uint64_t shard = policy::ShardElements(unit.count, plan.ranks);
-      for (int r = 0; r < plan.ranks; ++r) add(r * shard, rank_nodes[r]);
+      // Ascending: the schedule's order is descending.
+      for (const policy::GradBucket& bucket :
+           std::ranges::reverse_view(buckets)) {
+        if (&layout.units[bucket.unit] != &unit) continue;
+        for (int r = 0; r < plan.ranks; ++r) {
+          add(policy::ShardOf(bucket, r, plan.ranks).begin, rank_nodes[r]);
+        }
+      }
     } else {
       const uint64_t part = CeilDiv(unit.count, count);
       for (int n = 0; n < count; ++n) add(n * part, n);

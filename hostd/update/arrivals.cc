@@ -14,7 +14,7 @@ Arrivals::Arrivals(HostState& state, const StepWork& work,
       work_(work),
       reports_(reports),
       seen_(work.piece_of.size()),
-      missing_starts_(work.units.size()),
+      missing_starts_(work.buckets.size()),
       missing_of_piece_(work.pieces.size()) {
   for (size_t r = 0; r < seen_.size(); ++r) {
     seen_[r] = first_step * work.chunks(static_cast<int>(r));
@@ -23,15 +23,16 @@ Arrivals::Arrivals(HostState& state, const StepWork& work,
 
 void Arrivals::BeginStep(uint64_t step) {
   step_ = step;
-  for (size_t u = 0; u < work_.units.size(); ++u) {
-    missing_starts_[u] = static_cast<int>(work_.units[u].draining_ranks.size());
+  for (size_t b = 0; b < work_.buckets.size(); ++b) {
+    missing_starts_[b] =
+        static_cast<int>(work_.buckets[b].draining_ranks.size());
   }
   missing_chunks_ = 0;
   for (size_t p = 0; p < work_.pieces.size(); ++p) {
     missing_of_piece_[p] = static_cast<int>(work_.pieces[p].chunks.size());
     missing_chunks_ += work_.pieces[p].chunks.size();
   }
-  started_units_.clear();
+  started_buckets_.clear();
   complete_pieces_.clear();
 }
 
@@ -77,16 +78,19 @@ bool Arrivals::Published() const {
 
 void Arrivals::Arrive(int rank, uint64_t index) {
   const int piece = work_.piece_of[rank][index];
-  const int unit = work_.pieces[piece].unit;
+  const int bucket = work_.pieces[piece].bucket;
   --missing_chunks_;
   const bool first =
-      index == 0 || work_.pieces[work_.piece_of[rank][index - 1]].unit != unit;
-  if (first && --missing_starts_[unit] == 0) started_units_.push_back(unit);
+      index == 0 ||
+      work_.pieces[work_.piece_of[rank][index - 1]].bucket != bucket;
+  if (first && --missing_starts_[bucket] == 0) {
+    started_buckets_.push_back(bucket);
+  }
   if (--missing_of_piece_[piece] == 0) complete_pieces_.push_back(piece);
 }
 
-std::vector<int> Arrivals::TakeStartedUnits() {
-  return std::exchange(started_units_, {});
+std::vector<int> Arrivals::TakeStartedBuckets() {
+  return std::exchange(started_buckets_, {});
 }
 
 std::vector<int> Arrivals::TakeCompletePieces() {

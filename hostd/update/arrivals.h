@@ -24,9 +24,9 @@ class Arrivals {
   // published yet is an error that names the rank.
   absl::Status Poll();
 
-  // Since the last call, in order of arrival: units whose first chunks are
+  // Since the last call, in order of arrival: buckets whose first chunks are
   // there from all draining ranks, and pieces whose chunks are.
-  std::vector<int> TakeStartedUnits();
+  std::vector<int> TakeStartedBuckets();
   std::vector<int> TakeCompletePieces();
   bool all_arrived() const { return missing_chunks_ == 0; }
 
@@ -39,10 +39,10 @@ class Arrivals {
   const RankReports& reports_;
   uint64_t step_ = 0;
   std::vector<uint64_t> seen_;       // per rank, over all steps
-  std::vector<int> missing_starts_;  // per unit: draining ranks
+  std::vector<int> missing_starts_;  // per bucket: draining ranks
   std::vector<int> missing_of_piece_;
   uint64_t missing_chunks_ = 0;
-  std::vector<int> started_units_, complete_pieces_;
+  std::vector<int> started_buckets_, complete_pieces_;
 };
 
 }  // namespace slidedp::hostd

@@ -74,7 +74,7 @@ class Engine final : public UpdateEngine {
     // The table's other rows are under way, wait for the decision, or are none.
     bool rows_begun = false;
     bool rows_late = false;    // they wait
-    std::vector<int> waiting;  // complete pieces of closed units
+    std::vector<int> waiting;  // complete pieces of closed buckets
     double grad_norm = 0, clip_coefficient = 1;
     std::string skip_reason;
   };
@@ -231,8 +231,8 @@ absl::Status Engine::Advance() {
   SDP_RETURN_IF_ERROR(arrivals_.Poll());
   SDP_RETURN_IF_ERROR(BeginRows());
   SDP_RETURN_IF_ERROR(ReadLosses());
-  for (int unit : arrivals_.TakeStartedUnits()) {
-    SDP_RETURN_IF_ERROR(norms_.ReadUnit(unit));
+  for (int bucket : arrivals_.TakeStartedBuckets()) {
+    SDP_RETURN_IF_ERROR(norms_.Read(bucket));
   }
   const std::vector<int> complete = arrivals_.TakeCompletePieces();
   if (!complete.empty()) PollSoon();
@@ -251,10 +251,10 @@ absl::Status Engine::Advance() {
   }
   step_.waiting.insert(step_.waiting.end(), complete.begin(), complete.end());
   if (!norms_.has_losses()) return absl::OkStatus();
-  norms_.OpenUnits();
+  norms_.OpenBuckets();
   std::vector<int> open, closed;
   for (int piece : step_.waiting) {
-    const Gate gate = norms_.gate(work_.pieces[piece].unit);
+    const Gate gate = norms_.gate(work_.pieces[piece].bucket);
     if (gate == Gate::kAfterDecision) continue;
     (gate == Gate::kOpen ? open : closed).push_back(piece);
   }

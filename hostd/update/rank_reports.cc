@@ -118,8 +118,8 @@ StepTimes RankReports::Times(uint64_t step) const {
   return times;
 }
 
-double RankReports::UnitSquareNorm(int rank, int unit) const {
-  return CopyOnce(reports_.unit_square_norm(rank, unit));
+double RankReports::SquareNorm(int rank, int bucket) const {
+  return CopyOnce(reports_.square_norm(rank, bucket));
 }
 
 uint64_t RankReports::GradReady(int rank) const {

@@ -45,7 +45,7 @@ class RankReports {
       uint64_t step) const;
   // Of the ranks whose times are there.
   StepTimes Times(uint64_t step) const;
-  double UnitSquareNorm(int rank, int unit) const;
+  double SquareNorm(int rank, int bucket) const;
   // Pairs with the rank's release.
   uint64_t GradReady(int rank) const;
 

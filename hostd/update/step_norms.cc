@@ -10,17 +10,14 @@
 namespace slidedp::hostd {
 
 void StepNorms::BeginStep(uint64_t step) {
-  const size_t units = layout_.units.size();
+  const size_t buckets = work_.buckets.size();
   step_ = step;
   loss_sums_.reset();
-  reported_.assign(units, std::nullopt);
-  bad_rank_.assign(units, -1);
-  for (size_t u = 0; u < units; ++u) {
-    if (work_.units[u].pieces == 0) reported_[u] = 0;
-  }
-  gates_.assign(units, Gate::kClosed);
+  reported_.assign(buckets, std::nullopt);
+  bad_rank_.assign(buckets, -1);
+  gates_.assign(buckets, Gate::kClosed);
   speculating_ = speculated_ = false;
-  next_unit_ = static_cast<int>(units) - 1;
+  next_ = 0;
   sum_of_squares_ = 0;
 }
 
@@ -40,31 +37,32 @@ absl::StatusOr<bool> StepNorms::ReadLosses(bool has_tokens) {
   return true;
 }
 
-absl::Status StepNorms::ReadUnit(int unit) {
+absl::Status StepNorms::Read(int bucket) {
   double sum = 0;
-  for (int r : work_.units[unit].draining_ranks) {
-    const double square_norm = reports_.UnitSquareNorm(r, unit);
+  for (int r : work_.buckets[bucket].draining_ranks) {
+    const double square_norm = reports_.SquareNorm(r, bucket);
     if (FiniteSquareNorm(square_norm)) {
       sum += square_norm;
       continue;
     }
     sum = std::nan("");
-    bad_rank_[unit] = r;
+    bad_rank_[bucket] = r;
     if (!eager_) break;
     return absl::FailedPreconditionError(absl::StrCat(
-        DescribeUnit(layout_, unit), ", rank ", r, ", step ", step_,
-        ": the gradient is not finite (squared norm ", square_norm,
-        "); no gradient of this unit was applied; lower the learning rate, or "
-        "set max_grad_norm so that such steps are skipped"));
+        DescribeUnit(layout_, work_.buckets[bucket].unit), ", rank ", r,
+        ", step ", step_, ": the gradient is not finite (squared norm ",
+        square_norm,
+        "); it was not applied; lower the learning rate, or set max_grad_norm "
+        "so that such steps are skipped"));
   }
-  reported_[unit] = sum;
+  reported_[bucket] = sum;
   return absl::OkStatus();
 }
 
-void StepNorms::OpenUnits() {
+void StepNorms::OpenBuckets() {
   if (eager_) {
-    for (size_t u = 0; u < gates_.size(); ++u) {
-      if (reported_[u].has_value()) gates_[u] = Gate::kOpen;
+    for (size_t b = 0; b < gates_.size(); ++b) {
+      if (reported_[b].has_value()) gates_[b] = Gate::kOpen;
     }
     return;
   }
@@ -72,8 +70,8 @@ void StepNorms::OpenUnits() {
                    [](double sum) { return std::isfinite(sum); })) {
     speculating_ = false;
   }
-  for (; next_unit_ >= 0; --next_unit_) {
-    const std::optional<double> square_norm = SquareNorm(next_unit_);
+  for (; next_ < gates_.size(); ++next_) {
+    const std::optional<double> square_norm = SquareNorm(next_);
     if (!square_norm.has_value()) return;
     sum_of_squares_ += *square_norm;
     // Past max_grad_norm, clipping is certain. Not finite: the step is skipped.
@@ -81,13 +79,14 @@ void StepNorms::OpenUnits() {
                              ? max_grad_norm_ * max_grad_norm_
                              : std::numeric_limits<double>::max();
     if (!(sum_of_squares_ <= limit)) speculating_ = false;
-    gates_[next_unit_] = speculating_ ? Gate::kOpen : Gate::kAfterDecision;
+    gates_[next_] = speculating_ ? Gate::kOpen : Gate::kAfterDecision;
     speculated_ |= speculating_;
   }
 }
 
-std::optional<double> StepNorms::SquareNorm(int unit) const {
-  const std::optional<double>& reported = reported_[unit];
+std::optional<double> StepNorms::SquareNorm(size_t bucket) const {
+  const std::optional<double>& reported = reported_[bucket];
+  const int unit = work_.buckets[bucket].unit;
   return reported.has_value() && work_.units[unit].host_sums &&
                  FiniteSquareNorm(*reported)
              ? workers_.HostSquareNorm(unit)
@@ -102,8 +101,8 @@ double StepNorms::loss_sum() const {
 
 double StepNorms::TotalNorm() const {
   double sum = 0;
-  for (size_t u = 0; u < layout_.units.size(); ++u) {
-    sum += SquareNorm(static_cast<int>(u)).value();
+  for (size_t b = 0; b < work_.buckets.size(); ++b) {
+    sum += SquareNorm(b).value();
   }
   return std::sqrt(sum);
 }
@@ -121,15 +120,14 @@ std::string StepNorms::SkipReason(double total_norm) const {
     }
   }
   if (std::isfinite(total_norm)) return "";
-  for (size_t u = 0; u < layout_.units.size(); ++u) {
-    const int unit = static_cast<int>(u);
-    if (!FiniteSquareNorm(SquareNorm(unit).value())) {
-      return absl::StrCat(
-          "the gradient of ", DescribeUnit(layout_, unit), " is not finite (",
-          bad_rank_[u] < 0 ? "the sum of the ranks'"
-                           : absl::StrCat("rank ", bad_rank_[u]),
-          ")");
-    }
+  for (size_t b = 0; b < work_.buckets.size(); ++b) {
+    if (FiniteSquareNorm(SquareNorm(b).value())) continue;
+    return absl::StrCat("the gradient of ",
+                        DescribeUnit(layout_, work_.buckets[b].unit),
+                        " is not finite (",
+                        bad_rank_[b] < 0 ? "the sum of the ranks'"
+                                         : absl::StrCat("rank ", bad_rank_[b]),
+                        ")");
   }
   return "the gradient norm is not finite";
 }

@@ -23,6 +23,7 @@ StepWork MakeStepWork(const model::StateLayout& layout,
       SDP_CHECK(piece.chunks.empty() || piece.count == chunk.count,
                 "ranks cut a unit differently");
       piece.unit = chunk.unit;
+      piece.bucket = chunk.bucket;
       piece.begin = chunk.begin;
       piece.count = chunk.count;
       piece.chunks.push_back({r, i});
@@ -62,7 +63,6 @@ StepWork MakeStepWork(const model::StateLayout& layout,
       continue;
     }
     unit.host_sums = cpu && plan.ranks > 1;
-    std::vector<bool> drains(plan.ranks);
     uint64_t covered = 0;
     for (int i = 0; i < unit.pieces; ++i) {
       const Piece& piece = work.pieces[unit.first_piece + i];
@@ -71,11 +71,16 @@ StepWork MakeStepWork(const model::StateLayout& layout,
                     static_cast<size_t>(unit.host_sums ? plan.ranks : 1),
                 "a range must come from one rank, or from all on route cpu");
       covered += piece.count;
-      for (const ChunkRef& chunk : piece.chunks) drains[chunk.rank] = true;
     }
     SDP_CHECK(covered == layout.units[u].count, "chunks don't cover a unit");
-    for (int r = 0; r < plan.ranks; ++r) {
-      if (drains[r]) unit.draining_ranks.push_back(r);
+  }
+  for (const policy::GradBucket& bucket : schedule.buckets) {
+    work.buckets.push_back({bucket.unit, {}});
+  }
+  for (int r = 0; r < plan.ranks; ++r) {
+    for (const policy::GradChunk& chunk : schedule.chunks[r]) {
+      std::vector<int>& ranks = work.buckets[chunk.bucket].draining_ranks;
+      if (ranks.empty() || ranks.back() != r) ranks.push_back(r);
     }
   }
   return work;

@@ -20,7 +20,7 @@ struct ChunkRef {
 // A range of a unit that one task updates. `gpu_root` and `gpu_sharded`: one
 // chunk; `cpu`: the same range of every rank, in rank order.
 struct Piece {
-  int unit;
+  int unit, bucket;
   uint64_t begin, count;  // elements from the unit's start
   std::vector<ChunkRef> chunks;
   // What one thread takes at a time: slice i begins i * slice_elements after
@@ -31,14 +31,20 @@ struct Piece {
 // A wholly frozen unit has none.
 struct UnitWork {
   int first_piece, pieces;
-  uint64_t first_slice, slices;     // of all its pieces
-  std::vector<int> draining_ranks;  // ascending
+  uint64_t first_slice, slices;  // of all its pieces
   bool host_sums;  // `cpu` with several ranks: hostd adds the chunks up
+};
+
+// What policy::GradBucket cuts a unit into, in the order of draining.
+struct BucketWork {
+  int unit;
+  std::vector<int> draining_ranks;  // ascending
 };
 
 struct StepWork {
   std::vector<Piece> pieces;  // by unit, then position
   std::vector<UnitWork> units;
+  std::vector<BucketWork> buckets;
   // Per rank, per chunk of a step: the piece that it belongs to.
   std::vector<std::vector<int>> piece_of;
   uint64_t slice_elements;

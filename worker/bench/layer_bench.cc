@@ -33,7 +33,7 @@ class BenchLayer {
   // The gradient it leaves is the next call's, and grows with each.
   absl::Status Backward() {
     return decoder_->Backward(0, 0, Weights(), input_, d_hidden_,
-                              machine_.stream());
+                              step::Decoder::Ignore, machine_.stream());
   }
   absl::StatusOr<double> BackwardSeconds() {
     constexpr int kMaxRepeats = 16;

@@ -77,6 +77,7 @@ absl::Status Attachment::CheckWords(const model::StateLayout& layout,
   expected.layout_version = shm::kWordsLayoutVersion;
   expected.world_size = static_cast<uint64_t>(plan.ranks);
   expected.units = layout.units.size();
+  expected.buckets = policy::MakeGradBuckets(layout, plan).size();
   expected.rows = policy::ReportedRows(layout);
   expected.state_layout_hash = layout.hash;
   expected.plan_hash = policy::PlanHash(plan);
@@ -84,7 +85,7 @@ absl::Status Attachment::CheckWords(const model::StateLayout& layout,
   uint64_t versions_bytes =
       shm::Versions::Bytes(expected.world_size, expected.units);
   uint64_t reports_bytes =
-      shm::Reports::Bytes(expected.world_size, expected.units, expected.rows);
+      shm::Reports::Bytes(expected.world_size, expected.buckets, expected.rows);
   if (versions_.bytes() < versions_bytes || reports_.bytes() < reports_bytes) {
     return Malformed("a words segment is too short");
   }

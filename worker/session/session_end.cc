@@ -68,8 +68,10 @@ void Session::Watch() {
         lock.unlock();
         End(kAborted, absl::StrCat("aborted: ", AbortText(abort)));
       }
-      shm::Reports(reports_->data(), proposal_->layout.units.size(),
-                   policy::ReportedRows(proposal_->layout))
+      const model::StateLayout& layout = proposal_->layout;
+      const size_t buckets =
+          policy::MakeGradBuckets(layout, proposal_->plan).size();
+      shm::Reports(reports_->data(), buckets, policy::ReportedRows(layout))
           .heartbeat(config_.rank)
           .store(static_cast<uint64_t>(now), std::memory_order_release);
     }

@@ -159,7 +159,8 @@ absl::Status Decoder::Forward(int64_t layer, int64_t micro_batch,
 
 absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
                                const UnitWeights& weights, ops::ConstAct input,
-                               ops::Act d_hidden, device::Stream& stream) {
+                               ops::Act d_hidden, OnFinal on_final,
+                               device::Stream& stream) {
   const Places a = At({layer, micro_batch}, Pass::kBackward);
   const uint8_t missing = MissingInBackward(a.kept, config_.qk_norm);
   const uint8_t there = a.kept | missing;
@@ -167,16 +168,17 @@ absl::Status Decoder::Backward(int64_t layer, int64_t micro_batch,
   const bool add = micro_batch > 0;
   SDP_RETURN_IF_ERROR(Compute(missing, shape, a, weights, input, stream));
   SDP_RETURN_IF_ERROR(BackwardMlp(a, (there & Bit(Segment::kPostNorm)) != 0,
-                                  weights, add, d_hidden, stream));
+                                  weights, add, d_hidden, on_final, stream));
   return BackwardAttention(shape, a, (there & Bit(Segment::kInputNorm)) != 0,
-                           weights, add, input, d_hidden, stream);
+                           weights, add, input, d_hidden, on_final, stream);
 }
 
 // The residual path carries d_hidden on unchanged. A norm that is not there is
 // written by its backward pass over the gradient that this has consumed.
 absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
                                   const UnitWeights& weights, bool add,
-                                  ops::Act d_hidden, device::Stream& stream) {
+                                  ops::Act d_hidden, OnFinal on_final,
+                                  device::Stream& stream) {
   const int64_t h = config_.hidden;
   const int64_t inner = config_.intermediate;
   void* gate_up = a.at(Segment::kGateUp);
@@ -191,6 +193,7 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
     SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
         activated_, d_hidden, tokens_, inner, h, add, d_down, nullptr, stream));
   }
+  SDP_RETURN_IF_ERROR(on_final(Role::kDown));
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(gate_up, weights.w(Role::kGate),
                                                tokens_, h, 2 * inner,
                                                /*add=*/false, d_norm_, stream));
@@ -199,16 +202,18 @@ absl::Status Decoder::BackwardMlp(const Places& a, bool has_post_norm,
       a.at(Segment::kMiddle), weights.w(Role::kPostNorm), a.rstd2, d_norm_,
       tokens_, h, /*add=*/true, d_hidden, weights.d(Role::kPostNorm),
       has_post_norm ? nullptr : normed, stream));
-  float* d_gate = weights.d(Role::kGate);
-  if (d_gate == nullptr) return absl::OkStatus();
-  return ops_.LinearBackwardWeight(normed, gate_up, tokens_, h, 2 * inner, add,
-                                   d_gate, nullptr, stream);
+  if (float* d_gate = weights.d(Role::kGate)) {
+    SDP_RETURN_IF_ERROR(ops_.LinearBackwardWeight(
+        normed, gate_up, tokens_, h, 2 * inner, add, d_gate, nullptr, stream));
+  }
+  return on_final(Role::kPostNorm);
 }
 
 absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
                                         const Places& a, bool has_input_norm,
                                         const UnitWeights& weights, bool add,
                                         ops::ConstAct input, ops::Act d_hidden,
+                                        OnFinal on_final,
                                         device::Stream& stream) {
   const int64_t h = config_.hidden;
   if (float* d_o = weights.d(Role::kO)) {
@@ -216,6 +221,7 @@ absl::Status Decoder::BackwardAttention(const ops::AttentionShape& shape,
         a.at(Segment::kAttention), d_hidden, tokens_, config_.q_dim(), h, add,
         d_o, nullptr, stream));
   }
+  SDP_RETURN_IF_ERROR(on_final(Role::kO));
   SDP_RETURN_IF_ERROR(ops_.LinearBackwardInput(
       d_hidden, weights.w(Role::kO), tokens_, config_.q_dim(), h,
       /*add=*/false, d_attention_, stream));

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "common/device/device.h"
 #include "common/model/config.h"
@@ -47,9 +48,14 @@ class Decoder {
   // d_hidden [tokens, hidden]: gradient of the layer's output on entry, of its
   // input on return. Matrices' gradients are written by micro-batch 0, which
   // comes first, and added to by the others; vectors' are added to.
+  // `on_final(role)`: the micro-batch's part of the gradients of this tensor
+  // and of those that lie behind it in the unit has been enqueued.
+  using OnFinal = absl::FunctionRef<absl::Status(model::Role)>;
+  static absl::Status Ignore(model::Role /*role*/) { return absl::OkStatus(); }
   absl::Status Backward(int64_t layer, int64_t micro_batch,
                         const UnitWeights& weights, ops::ConstAct input,
-                        ops::Act d_hidden, device::Stream& stream);
+                        ops::Act d_hidden, OnFinal on_final,
+                        device::Stream& stream);
 
  private:
   // Of one layer and micro-batch.
@@ -67,12 +73,13 @@ class Decoder {
                        ops::ConstAct input, device::Stream& stream);
   absl::Status BackwardMlp(const Places& a, bool has_post_norm,
                            const UnitWeights& weights, bool add,
-                           ops::Act d_hidden, device::Stream& stream);
+                           ops::Act d_hidden, OnFinal on_final,
+                           device::Stream& stream);
   absl::Status BackwardAttention(const ops::AttentionShape& shape,
                                  const Places& a, bool has_input_norm,
                                  const UnitWeights& weights, bool add,
                                  ops::ConstAct input, ops::Act d_hidden,
-                                 device::Stream& stream);
+                                 OnFinal on_final, device::Stream& stream);
   ops::AttentionShape Shape(int64_t layer, int64_t micro_batch) const;
 
   ops::Ops& ops_;

@@ -125,93 +125,114 @@ absl::StatusOr<float*> Gradients::Begin(int unit, device::Stream& compute) {
   return slot.sum;
 }
 
-absl::StatusOr<Gradients::Share> Gradients::Reduce(int unit, Slot& slot) {
+absl::StatusOr<Gradients::Share> Gradients::Reduce(size_t index, Slot& slot) {
+  const policy::GradBucket& bucket = schedule_.buckets[index];
   // So that they have no part in the norm, as if they had no gradient.
-  for (const model::Tensor& tensor : in_.layout->units[unit].tensors) {
-    if (!tensor.frozen) continue;
+  for (const model::Tensor& tensor : in_.layout->units[bucket.unit].tensors) {
+    const uint64_t begin = std::max(tensor.offset, bucket.begin);
+    const uint64_t end = std::min(tensor.offset + tensor.count, bucket.end);
+    if (!tensor.frozen || begin >= end) continue;
     SDP_RETURN_IF_ERROR(in_.device->FillZero(
-        slot.sum + tensor.offset, tensor.count * sizeof(float), *reduce_));
+        slot.sum + begin, (end - begin) * sizeof(float), *reduce_));
   }
-  SDP_ASSIGN_OR_RETURN(const Share share, Exchange(unit, slot));
+  SDP_ASSIGN_OR_RETURN(const Share share, Exchange(bucket, slot));
   if (share.end > share.begin) {
     SDP_RETURN_IF_ERROR(in_.ops->SquaredNorm(
         share.data, static_cast<int64_t>(share.end - share.begin),
-        norms_ + unit, *reduce_));
+        norms_ + index, *reduce_));
   }
   return share;
 }
 
-absl::StatusOr<Gradients::Share> Gradients::Exchange(int unit, Slot& slot) {
-  const model::Unit& u = in_.layout->units[unit];
-  const policy::Routes& routes = in_.plan->routes(u.kind);
+absl::StatusOr<Gradients::Share> Gradients::Exchange(
+    const policy::GradBucket& bucket, Slot& slot) {
+  const policy::Routes& routes =
+      in_.plan->routes(in_.layout->units[bucket.unit].kind);
   collective::Collective* ranks = in_.collective;
   const bool bf16_sums = routes.reduce == ReduceDType::kBf16;
   device::Stream& stream = *reduce_;
-  auto cast = [&](const float* from, uint64_t count) {
-    return in_.ops->CastToBf16(from, static_cast<int64_t>(count), slot.drain,
+  float* sum = slot.sum + bucket.begin;
+  const uint64_t count = bucket.end - bucket.begin;
+  auto cast = [&](const float* from, uint64_t elements, bf16* to) {
+    return in_.ops->CastToBf16(from, static_cast<int64_t>(elements), to,
                                stream);
   };
+  // Buckets of a unit lie in its drain buffer side by side.
+  bf16* drain = slot.drain + bucket.begin;
   if (ranks == nullptr || routes.grads == GradRoute::kCpu) {
-    SDP_RETURN_IF_ERROR(cast(slot.sum, u.count));
-    return Share{0, u.count, slot.drain};
+    SDP_RETURN_IF_ERROR(cast(sum, count, drain));
+    return Share{bucket.begin, bucket.end, drain};
   }
   if (routes.grads == GradRoute::kGpuRoot) {
-    const uint64_t end = in_.rank == 0 ? u.count : 0;
+    const uint64_t drained = in_.rank == 0 ? count : 0;
     if (bf16_sums) {
-      SDP_RETURN_IF_ERROR(cast(slot.sum, u.count));
-      SDP_RETURN_IF_ERROR(
-          ranks->Reduce(slot.drain, u.count, DType::kBf16, 0, stream));
+      SDP_RETURN_IF_ERROR(cast(sum, count, drain));
+      SDP_RETURN_IF_ERROR(ranks->Reduce(drain, count, DType::kBf16, 0, stream));
     } else {
-      SDP_RETURN_IF_ERROR(
-          ranks->Reduce(slot.sum, u.count, DType::kF32, 0, stream));
-      if (end > 0) SDP_RETURN_IF_ERROR(cast(slot.sum, end));
+      SDP_RETURN_IF_ERROR(ranks->Reduce(sum, count, DType::kF32, 0, stream));
+      if (drained > 0) SDP_RETURN_IF_ERROR(cast(sum, drained, drain));
     }
-    return Share{0, end, slot.drain};
+    return Share{bucket.begin, bucket.begin + drained, drain};
   }
-  const uint64_t shard = policy::ShardElements(u.count, in_.plan->ranks);
-  const uint64_t begin = std::min(shard * in_.rank, u.count);
-  const uint64_t end = std::min(begin + shard, u.count);
+  const int world = in_.plan->ranks;
+  const uint64_t shard = policy::ShardElements(count, world);
+  const policy::GradShard own = policy::ShardOf(bucket, in_.rank, world);
   if (bf16_sums) {
-    SDP_RETURN_IF_ERROR(cast(slot.sum, shard * in_.plan->ranks));
+    SDP_RETURN_IF_ERROR(cast(sum, shard * world, drain));
     SDP_RETURN_IF_ERROR(
-        ranks->ReduceScatter(slot.drain, shard, DType::kBf16, stream));
-    return Share{begin, end, slot.drain + begin};
+        ranks->ReduceScatter(drain, shard, DType::kBf16, stream));
+    return Share{own.begin, own.end, slot.drain + own.begin};
   }
-  SDP_RETURN_IF_ERROR(
-      ranks->ReduceScatter(slot.sum, shard, DType::kF32, stream));
-  if (end > begin) SDP_RETURN_IF_ERROR(cast(slot.sum + begin, end - begin));
-  return Share{begin, end, slot.drain};
+  SDP_RETURN_IF_ERROR(ranks->ReduceScatter(sum, shard, DType::kF32, stream));
+  drain = slot.drain + bucket.begin / world;
+  if (own.end > own.begin) {
+    SDP_RETURN_IF_ERROR(cast(slot.sum + own.begin, own.end - own.begin, drain));
+  }
+  return Share{own.begin, own.end, drain};
 }
 
-absl::Status Gradients::Finish(int unit, uint64_t step,
+absl::Status Gradients::Finish(int unit, uint64_t from, uint64_t step,
                                device::Stream& compute) {
   Slot& slot = SlotOf(unit);
   device::Device& device = *in_.device;
+  const std::vector<policy::GradBucket>& buckets = schedule_.buckets;
+  const auto is_final = [&] {
+    return next_bucket_ < buckets.size() &&
+           buckets[next_bucket_].unit == unit &&
+           buckets[next_bucket_].begin >= from;
+  };
+  const bool drains = !in_.compute_only && is_final();
+  if (!drains && from > 0) return absl::OkStatus();
   SDP_RETURN_IF_ERROR(device.Record(*slot.computed, compute));
   SDP_RETURN_IF_ERROR(device.Wait(*slot.computed, *reduce_));
-  if (in_.compute_only || in_.layout->units[unit].frozen()) {
-    return MakeReady(Successor(unit));
+  if (!drains) return MakeReady(Successor(unit));
+  if (buckets[next_bucket_].end == in_.layout->units[unit].count) {
+    SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
   }
-  SDP_RETURN_IF_ERROR(device.Wait(*slot.drained, *reduce_));
-  SDP_RETURN_IF_ERROR(
-      in_.times->Begin(Lane::kReduce, step, {"reduce", unit}, *reduce_));
-  SDP_ASSIGN_OR_RETURN(const Share share, Reduce(unit, slot));
-  SDP_RETURN_IF_ERROR(in_.times->End(Lane::kReduce, step, *reduce_));
-  SDP_RETURN_IF_ERROR(device.Record(*slot.reduced, *reduce_));
-  // Beside compute, which has the next unit at hand.
-  SDP_RETURN_IF_ERROR(MakeReady(Successor(unit)));
-  return Drain(unit, step, share, slot);
+  for (; is_final(); ++next_bucket_) {
+    SDP_RETURN_IF_ERROR(
+        in_.times->Begin(Lane::kReduce, step, {"reduce", unit}, *reduce_));
+    SDP_ASSIGN_OR_RETURN(const Share share, Reduce(next_bucket_, slot));
+    SDP_RETURN_IF_ERROR(in_.times->End(Lane::kReduce, step, *reduce_));
+    SDP_RETURN_IF_ERROR(device.Record(*slot.reduced, *reduce_));
+    // Beside compute, which has the next unit at hand.
+    if (buckets[next_bucket_].begin == 0) {
+      SDP_RETURN_IF_ERROR(MakeReady(Successor(unit)));
+    }
+    SDP_RETURN_IF_ERROR(Drain(next_bucket_, step, share, slot));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Gradients::Rehearse() {
   if (in_.compute_only) return absl::OkStatus();
   std::set<std::pair<const float*, uint64_t>> seen;
-  for (size_t unit = 0; unit < in_.layout->units.size(); ++unit) {
-    Slot& slot = SlotOf(static_cast<int>(unit));
-    if (!seen.insert({slot.sum, in_.layout->units[unit].count}).second) {
-      continue;
-    }
-    SDP_RETURN_IF_ERROR(Reduce(static_cast<int>(unit), slot).status());
+  for (size_t b = 0; b < schedule_.buckets.size(); ++b) {
+    const policy::GradBucket& bucket = schedule_.buckets[b];
+    Slot& slot = SlotOf(bucket.unit);
+    const uint64_t count = bucket.end - bucket.begin;
+    if (!seen.insert({slot.sum + bucket.begin, count}).second) continue;
+    SDP_RETURN_IF_ERROR(Reduce(b, slot).status());
   }
   SDP_RETURN_IF_ERROR(in_.device->Synchronize(*reduce_));
   // `used_rows` is zero still: nothing is written.
@@ -252,12 +273,13 @@ absl::Status Gradients::CopyUsedRows(const policy::GradChunk& chunk,
       static_cast<int64_t>(end - chunk.begin), values, out, *drain_);
 }
 
-absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
+absl::Status Gradients::Drain(size_t bucket, uint64_t step, const Share& share,
                               Slot& slot) {
   device::Device& device = *in_.device;
+  const int unit = schedule_.buckets[bucket].unit;
   const auto& chunks = schedule_.chunks[in_.rank];
   const uint64_t slots = schedule_.slots[in_.rank];
-  // While the unit is still being reduced.
+  // While the bucket is still being reduced.
   if (drains_used_rows(unit) && share.end > share.begin) {
     SDP_RETURN_IF_ERROR(FetchUsedRows(step));
   }
@@ -265,12 +287,14 @@ absl::Status Gradients::Drain(int unit, uint64_t step, const Share& share,
   SDP_RETURN_IF_ERROR(
       in_.times->Begin(Lane::kDrain, step, {"drain", unit}, *drain_));
   if (share.end > share.begin) {
-    SDP_RETURN_IF_ERROR(
-        device.Copy(&in_.reports.unit_square_norm(in_.rank, unit),
-                    norms_ + unit, sizeof(double), *drain_));
+    SDP_RETURN_IF_ERROR(device.Copy(&in_.reports.square_norm(in_.rank, bucket),
+                                    norms_ + bucket, sizeof(double), *drain_));
   }
   size_t end = next_chunk_;
-  while (end < chunks.size() && chunks[end].unit == unit) ++end;
+  while (end < chunks.size() &&
+         chunks[end].bucket == static_cast<int>(bucket)) {
+    ++end;
+  }
   // Room is waited for by the group: every wait costs the stream commands.
   const uint64_t group = std::max<uint64_t>(1, slots / kGroupsOfRing);
   size_t room_until = next_chunk_;
@@ -327,7 +351,7 @@ absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,
   if (in_.compute_only) return absl::OkStatus();
   device::Device& device = *in_.device;
   shm::StepReport& report = in_.reports.step(in_.rank, step);
-  next_chunk_ = 0;
+  next_bucket_ = next_chunk_ = 0;
   SDP_RETURN_IF_ERROR(device.Record(*loss_computed_, compute));
   SDP_RETURN_IF_ERROR(device.Wait(*loss_computed_, *drain_));
   SDP_RETURN_IF_ERROR(

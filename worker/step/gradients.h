@@ -1,6 +1,6 @@
-// Gradient accumulators on the device and their way down: reduced by the unit's
-// route when its backward ends, made ready for the next one, drained to `grads`
-// in chunks that are announced one by one.
+// Gradient accumulators on the device and their way down: bucket by bucket
+// (policy::GradBucket), as a backward pass finishes them, reduced by the unit's
+// route and drained to `grads` in chunks that are announced one by one.
 //
 // Of an untied embedding, only rows that some rank's batch uses go down, to
 // where they would lie among the others (policy::DrainsUsedRows).
@@ -60,10 +60,12 @@ class Gradients {
   absl::StatusOr<float*> Begin(int unit, device::Stream& compute);
   // As Begin returned it.
   float* accumulator(int unit) { return SlotOf(unit).sum; }
-  // Everything that adds to the accumulator has been enqueued on `compute`:
-  // reduce it and drain this rank's share. Units must come in the order of
-  // policy::GradSchedule. A frozen unit's goes nowhere.
-  absl::Status Finish(int unit, uint64_t step, device::Stream& compute);
+  // Everything that adds to the accumulator from element `from` on has been
+  // enqueued on `compute`: reduce the buckets that lie there and drain this
+  // rank's share of them. Descending; 0 ends the unit. Units must come in the
+  // order of policy::GradSchedule. A frozen unit's goes nowhere.
+  absl::Status Finish(int unit, uint64_t from, uint64_t step,
+                      device::Stream& compute);
   // This rank's sum of token losses, before the step's first chunk.
   absl::Status DrainLoss(const double* loss_sum, uint64_t step,
                          device::Stream& compute);
@@ -85,7 +87,7 @@ class Gradients {
   struct Range {
     uint64_t begin, end;
   };
-  // What this rank drains of a unit: [begin, end), at `data`.
+  // What this rank drains of a bucket: [begin, end), at `data`.
   struct Share {
     uint64_t begin = 0, end = 0;
     const bf16* data = nullptr;
@@ -100,9 +102,10 @@ class Gradients {
   // The unit that takes the accumulator next, or one of the same shape.
   int Successor(int unit) const;
   // Its part of the sum, with this rank's norm of it.
-  absl::StatusOr<Share> Reduce(int unit, Slot& slot);
-  absl::StatusOr<Share> Exchange(int unit, Slot& slot);
-  absl::Status Drain(int unit, uint64_t step, const Share& share, Slot& slot);
+  absl::StatusOr<Share> Reduce(size_t bucket, Slot& slot);
+  absl::StatusOr<Share> Exchange(const policy::GradBucket& bucket, Slot& slot);
+  absl::Status Drain(size_t bucket, uint64_t step, const Share& share,
+                     Slot& slot);
   // Whether the unit is the embedding and only its used rows go down.
   bool drains_used_rows(int unit) const {
     return used_rows_ != nullptr && unit == in_.layout->embedding_unit();
@@ -121,10 +124,11 @@ class Gradients {
   std::unique_ptr<device::Event> loss_computed_;
   std::vector<Slot> decoder_, ends_;
   std::vector<std::vector<Range>> added_;  // per unit
-  double* norms_ = nullptr;                // per unit, device memory
+  double* norms_ = nullptr;                // per bucket, device memory
   // Device memory, [ranks][shm::RowWords]; null: all rows go down.
   uint64_t* used_rows_ = nullptr;
-  size_t next_chunk_ = 0;  // in this rank's sequence of the step
+  // In the step's sequences; the chunks are this rank's.
+  size_t next_bucket_ = 0, next_chunk_ = 0;
 };
 
 }  // namespace slidedp::step

@@ -125,7 +125,8 @@ absl::Status TrainerImpl::RehearseLayers() {
                                             Input(layer, mb),
                                             Input(layer + 1, mb), *compute_));
       SDP_RETURN_IF_ERROR(decoder_->Backward(layer, mb, weights, input_again,
-                                             DHidden(mb), *compute_));
+                                             DHidden(mb), Decoder::Ignore,
+                                             *compute_));
     }
   }
   return absl::OkStatus();

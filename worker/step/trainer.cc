@@ -45,20 +45,21 @@ absl::Status TrainerImpl::Init() {
   shm::Versions versions(nullptr);
   rows_ = policy::ReportedRows(*in_.layout);
   bottom_layer_ = in_.layout->lowest_trained_layer();
+  const size_t buckets = policy::MakeGradBuckets(*in_.layout, plan).size();
   if (!in_.compute_only) {
     versions = shm::Versions(in_.versions->data());
-    reports_ =
-        shm::Reports(in_.reports->data(), in_.layout->units.size(), rows_);
+    reports_ = shm::Reports(in_.reports->data(), buckets, rows_);
   }
 
   // Embedding, layers twice, head, embedding backward.
   const int64_t visits = 2 * config.layers + 3;
+  const auto reductions = static_cast<int64_t>(buckets);
   const int64_t moves = Activations::Spans(config, plan);
   const int64_t chunks = Gradients::Waits(*in_.layout, plan, in_.rank);
   SDP_ASSIGN_OR_RETURN(
       LaneTimes times,
-      LaneTimes::Create(*in_.device, {visits, visits, visits, visits, moves,
-                                      2 * visits, moves, chunks}));
+      LaneTimes::Create(*in_.device, {visits, visits, reductions, reductions,
+                                      moves, 2 * visits, moves, chunks}));
   times_ = std::make_unique<LaneTimes>(std::move(times));
   times_->RecordInto(in_.recorder);
   SDP_ASSIGN_OR_RETURN(
@@ -324,8 +325,18 @@ absl::Status TrainerImpl::BackwardLayer(const Visit& visit, int64_t layer) {
                                             visit.step, *compute_));
     const void* input =
         activations_->at({layer, mb}, policy::kInputPart, Pass::kBackward);
-    SDP_RETURN_IF_ERROR(
-        decoder_->Backward(layer, mb, weights, input, DHidden(mb), *compute_));
+    // Who looks at whole gradients wants them as they were computed.
+    const bool buckets =
+        mb + 1 == in_.plan->micro_batches && hooks_.on_gradient == nullptr;
+    SDP_RETURN_IF_ERROR(decoder_->Backward(
+        layer, mb, weights, input, DHidden(mb),
+        [&](Role role) {
+          return buckets ? gradients_->Finish(
+                               visit.unit, unit(visit.unit).tensor(role).offset,
+                               visit.step, *compute_)
+                         : absl::OkStatus();
+        },
+        *compute_));
     SDP_RETURN_IF_ERROR(
         activations_->End({layer, mb}, Pass::kBackward, visit.step, *compute_));
   }
@@ -362,7 +373,7 @@ absl::Status TrainerImpl::FinishUnit(int u, uint64_t step) {
           hooks_.on_gradient(u, gradient, unit(u).count);
         }));
   }
-  return gradients_->Finish(u, step, *compute_);
+  return gradients_->Finish(u, /*from=*/0, step, *compute_);
 }
 
 absl::Status TrainerImpl::WriteTimes(uint64_t step) {

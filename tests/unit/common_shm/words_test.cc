@@ -41,6 +41,7 @@ WordsHeader Header(uint64_t world_size, uint64_t units) {
   WordsHeader header = {};
   header.world_size = world_size;
   header.units = units;
+  header.buckets = 2 * units;
   header.state_layout_hash = 0x1111222233334444;
   header.plan_hash = 0x5555666677778888;
   return header;
@@ -73,8 +74,8 @@ TEST(WordsTest, EveryVersionsWordHasItsOwnCacheLine) {
 
 TEST(WordsTest, WhatARankWritesSharesNoCacheLineWithAnother) {
   for (const auto& [ranks, units] : kShapes) {
-    const uint64_t rows = 100 * units;
-    Memory memory(Reports::Bytes(ranks, units, rows));
+    const uint64_t buckets = 2 * units, rows = 100 * units;
+    Memory memory(Reports::Bytes(ranks, buckets, rows));
     WordsHeader header = Header(ranks, units);
     header.rows = rows;
     const Reports reports = Reports::Initialise(memory.data(), header);
@@ -88,12 +89,12 @@ TEST(WordsTest, WhatARankWritesSharesNoCacheLineWithAnother) {
         ASSERT_EQ(memory.OffsetOf(&reports.step(r, s)),
                   heartbeat + 128 + s * sizeof(StepReport));
       }
-      const uint64_t norms = memory.OffsetOf(&reports.unit_square_norm(r, 0));
+      const uint64_t norms = memory.OffsetOf(&reports.square_norm(r, 0));
       ASSERT_EQ(norms, heartbeat + 128 + kStepReportSlots * sizeof(StepReport));
-      ASSERT_EQ(memory.OffsetOf(&reports.unit_square_norm(r, units - 1)),
-                norms + 8 * (units - 1));
+      ASSERT_EQ(memory.OffsetOf(&reports.square_norm(r, buckets - 1)),
+                norms + 8 * (buckets - 1));
       const uint64_t used = memory.OffsetOf(reports.used_rows(r, 0));
-      ASSERT_EQ(used, AlignUp(norms + 8 * units, 64));
+      ASSERT_EQ(used, AlignUp(norms + 8 * buckets, 64));
       const uint64_t bytes = AlignUp(8 * RowWords(rows), 64);
       ASSERT_EQ(memory.OffsetOf(reports.used_rows(r, 7)), used + bytes);
       end = used + 2 * bytes;
@@ -126,7 +127,7 @@ TEST(WordsTest, InitialiseWritesTheHeaderAndNothingElse) {
 
 TEST(WordsTest, CheckNamesWhatDiffers) {
   Memory versions(Versions::Bytes(2, 3));
-  Memory reports(Reports::Bytes(2, 3, 0));
+  Memory reports(Reports::Bytes(2, 6, 0));
   Versions::Initialise(versions.data(), Header(2, 3));
   Reports::Initialise(reports.data(), Header(2, 3));
   EXPECT_THAT(Versions::Check(versions.data(), versions.bytes(), Header(2, 3)),
@@ -147,6 +148,9 @@ TEST(WordsTest, CheckNamesWhatDiffers) {
   WordsHeader other = Header(2, 3);
   other.rows = 1;
   check(other, "rows");
+  other = Header(2, 3);
+  other.buckets = 7;
+  check(other, "buckets");
   other = Header(2, 3);
   other.state_layout_hash ^= 1;
   check(other, "state_layout_hash is 0x1111222233334444");
@@ -196,7 +200,7 @@ TEST(WordsTest, CheckRefusesImpossibleExpectationsAndAddresses) {
 // A rank's host thread and its D2H stream on one side, the daemon on the other.
 TEST(WordsTest, ReaderSeesNothingUntilPublish) {
   constexpr uint64_t kSteps = 500;
-  Memory memory(Reports::Bytes(1, 2, 0));
+  Memory memory(Reports::Bytes(1, 4, 0));
   Memory acknowledgement(Versions::Bytes(1, 2));
   const Reports reports = Reports::Initialise(memory.data(), Header(1, 2));
   const Versions versions =
@@ -212,7 +216,7 @@ TEST(WordsTest, ReaderSeesNothingUntilPublish) {
       report.begun.value.store(t + 1, std::memory_order_release);
       report.loss_sum = 0.5 * static_cast<double>(t);
       report.loss_ready.value.store(t + 1, std::memory_order_release);
-      reports.unit_square_norm(0, 1) = 7.0 * static_cast<double>(t);
+      reports.square_norm(0, 1) = 7.0 * static_cast<double>(t);
       reports.grad_ready(0).store(t + 1, std::memory_order_release);
     }
   });
@@ -229,7 +233,7 @@ TEST(WordsTest, ReaderSeesNothingUntilPublish) {
     wait(report.loss_ready.value, t + 1);
     ASSERT_EQ(report.loss_sum, 0.5 * static_cast<double>(t));
     wait(reports.grad_ready(0), t + 1);
-    ASSERT_EQ(reports.unit_square_norm(0, 1), 7.0 * static_cast<double>(t));
+    ASSERT_EQ(reports.square_norm(0, 1), 7.0 * static_cast<double>(t));
     versions.param_version(0).store(t + 1, std::memory_order_release);
   }
   rank.join();

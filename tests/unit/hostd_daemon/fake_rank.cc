@@ -186,7 +186,7 @@ void TrainOnNothing(const FakeAttachment& attachment,
   const uint64_t rows = policy::ReportedRows(layout);
   const shm::Reports reports(
       attachment.segment(shm::SegmentKind::kReports).data(),
-      layout.units.size(), rows);
+      schedule.buckets.size(), rows);
   const uint64_t chunks = schedule.chunks[rank].size();
   for (uint64_t step = first; step < first + steps; ++step) {
     for (size_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -212,7 +212,7 @@ void TrainOnNothing(const FakeAttachment& attachment,
                    schedule.slots[rank] >
                number;
       });
-      reports.unit_square_norm(rank, schedule.chunks[rank][i].unit) = 0;
+      reports.square_norm(rank, schedule.chunks[rank][i].bucket) = 0;
       reports.grad_ready(rank).store(number + 1, std::memory_order_release);
     }
     report.end_ns = MonotonicNs();

@@ -68,6 +68,7 @@ TEST(HostStateTest, WordsCarryTheHashesThatAWorkerChecks) {
   shm::WordsHeader expected = {};
   expected.world_size = 2;
   expected.units = layout.units.size();
+  expected.buckets = policy::MakeGradBuckets(layout, plan).size();
   expected.rows = policy::ReportedRows(layout);
   expected.state_layout_hash = layout.hash;
   expected.plan_hash = policy::PlanHash(plan);

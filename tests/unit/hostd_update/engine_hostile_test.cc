@@ -41,10 +41,13 @@ bool UnitUnchanged(const Job& job, const Snapshot& start, int unit) {
   return true;
 }
 
-bool FirstOfUnit(const Job& job, int rank, uint64_t chunk, int unit) {
+// Whether the chunk is the first of a bucket of the unit; then also which.
+bool BeginsBucket(const Job& job, int rank, uint64_t chunk, int unit,
+                  int* bucket) {
   const auto& chunks = job.state->grad_schedule().chunks[rank];
+  *bucket = chunks[chunk].bucket;
   return chunks[chunk].unit == unit &&
-         (chunk == 0 || chunks[chunk - 1].unit != unit);
+         (chunk == 0 || chunks[chunk - 1].bucket != *bucket);
 }
 
 JobOptions Eager(policy::GradRoute route) {
@@ -121,8 +124,9 @@ TEST(EngineHostileTest, NormsThatAreNoSquareNormsSkipADeferredStep) {
       const Snapshot start = Snapshot::Of(*job.state);
       Deviations lie;
       lie.before_chunk = [&](int rank, uint64_t, uint64_t chunk) {
-        if (rank == 1 && FirstOfUnit(job, rank, chunk, 1)) {
-          job.state->reports().unit_square_norm(1, 1) = value;
+        int bucket = 0;
+        if (rank == 1 && BeginsBucket(job, rank, chunk, 1, &bucket)) {
+          job.state->reports().square_norm(1, bucket) = value;
         }
         return true;
       };

@@ -248,21 +248,21 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
   // Backward.
   const policy::GradSchedule& schedule = state.grad_schedule();
   const std::vector<policy::GradChunk>& chunks = schedule.chunks[rank];
-  int unit = -1;
+  int bucket = -1;
   for (uint64_t i = 0; i < chunks.size(); ++i) {
     const policy::GradChunk& chunk = chunks[i];
     const bf16* values = job_.Drained(step, rank, chunk.unit);
-    if (chunk.unit != unit) {
-      unit = chunk.unit;
-      double square_norm = 0;  // of all that this rank drains of the unit
+    if (chunk.bucket != bucket) {
+      bucket = chunk.bucket;
+      double square_norm = 0;  // of all that this rank drains of the bucket
       for (const policy::GradChunk& other : chunks) {
-        if (other.unit != unit) continue;
+        if (other.bucket != bucket) continue;
         for (uint64_t k = 0; k < other.count; ++k) {
           const double g = Bf16ToFloat(values[other.begin + k]);
           square_norm += g * g;
         }
       }
-      reports.unit_square_norm(rank, unit) = square_norm;
+      reports.square_norm(rank, bucket) = square_norm;
     }
     const uint64_t number = step * chunks.size() + i;
     if (!Await([&] {

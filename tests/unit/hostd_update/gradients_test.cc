@@ -104,8 +104,11 @@ TEST(StepWorkTest, RanksWithoutAShardDrainNothing) {
   plan.ring_chunks = 2;
   const StepWork work =
       MakeStepWork(layout, plan, policy::MakeGradSchedule(layout, plan));
-  EXPECT_EQ(work.units[0].draining_ranks, (std::vector<int>{0, 1}));
-  EXPECT_EQ(work.units[1].draining_ranks, (std::vector<int>{0, 1, 2}));
+  ASSERT_EQ(work.buckets.size(), 2u);
+  EXPECT_EQ(work.buckets[0].unit, 1);
+  EXPECT_EQ(work.buckets[0].draining_ranks, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(work.buckets[1].unit, 0);
+  EXPECT_EQ(work.buckets[1].draining_ranks, (std::vector<int>{0, 1}));
   EXPECT_FALSE(work.units[0].host_sums);
   EXPECT_TRUE(work.units[1].host_sums);
   ASSERT_EQ(work.units[1].pieces, 10);

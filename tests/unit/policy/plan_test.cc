@@ -25,7 +25,7 @@ struct Case {
 class GradScheduleTest : public ::testing::TestWithParam<Case> {};
 
 // Every element of every unit is drained by exactly the ranks that its route
-// names, in backward order of units, in chunks that fit a slot.
+// names, in backward order of units and buckets, in chunks that fit a slot.
 TEST_P(GradScheduleTest, CoversEveryUnitOnce) {
   const Case& c = GetParam();
   Problem problem = TinyProblem(c.ranks, c.tied);
@@ -40,18 +40,21 @@ TEST_P(GradScheduleTest, CoversEveryUnitOnce) {
     drained.emplace_back(unit.count, 0);
   }
   for (int r = 0; r < c.ranks; ++r) {
-    int unit = static_cast<int>(layout.units.size());
+    int bucket = -1;
     uint64_t next = 0;
     for (const GradChunk& chunk : schedule.chunks[r]) {
-      ASSERT_LE(chunk.unit, unit);
-      if (chunk.unit == unit) {
+      ASSERT_GE(chunk.bucket, bucket);
+      if (chunk.bucket == bucket) {
         EXPECT_EQ(chunk.begin, next);
       }
-      unit = chunk.unit;
+      bucket = chunk.bucket;
+      const int unit = chunk.unit;
+      ASSERT_EQ(schedule.buckets[bucket].unit, unit);
       next = chunk.begin + chunk.count;
       ASSERT_GT(chunk.count, 0u);
       ASSERT_LE(chunk.count, schedule.chunk_elements);
-      ASSERT_LE(next, layout.units[unit].count);
+      ASSERT_GE(chunk.begin, schedule.buckets[bucket].begin);
+      ASSERT_LE(next, schedule.buckets[bucket].end);
       for (uint64_t i = chunk.begin; i < next; ++i) ++drained[unit][i];
     }
   }
@@ -61,6 +64,52 @@ TEST_P(GradScheduleTest, CoversEveryUnitOnce) {
       ASSERT_EQ(drained[u][i], times) << "unit " << u << " element " << i;
     }
   }
+}
+
+// Units from the last to the first, each from its end to its start; cut where
+// a backward pass has finished what lies behind, so that shards are equal.
+TEST_P(GradScheduleTest, BucketsFollowTheBackwardPass) {
+  const Case& c = GetParam();
+  Problem problem = TinyProblem(c.ranks, c.tied);
+  problem.grads = c.route;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  const model::StateLayout layout = model::MakeStateLayout(problem.config);
+  const std::vector<GradBucket> buckets = MakeGradBuckets(layout, plan);
+  const bool whole = c.route == GradRoute::kCpu && c.ranks > 1;
+  size_t next = 0;
+  for (int u = static_cast<int>(layout.units.size()) - 1; u >= 0; --u) {
+    const model::Unit& unit = layout.units[u];
+    uint64_t end = unit.count;
+    std::vector<uint64_t> cuts = {0};
+    if (unit.kind == model::UnitKind::kDecoder && !whole) {
+      for (model::Role role :
+           {model::Role::kO, model::Role::kPostNorm, model::Role::kDown}) {
+        cuts.push_back(
+            AlignUp(unit.tensor(role).offset, kShardAlignment * plan.ranks));
+      }
+    }
+    for (; !cuts.empty(); cuts.pop_back()) {
+      if (cuts.back() >= end) continue;
+      ASSERT_LT(next, buckets.size());
+      const GradBucket& bucket = buckets[next++];
+      EXPECT_EQ(bucket.unit, u);
+      EXPECT_EQ(bucket.begin, cuts.back());
+      EXPECT_EQ(bucket.end, end);
+      if (end != unit.count) {
+        EXPECT_EQ(ShardElements(end - bucket.begin, plan.ranks) * plan.ranks,
+                  end - bucket.begin);
+      }
+      uint64_t covered = bucket.begin;
+      for (int r = 0; r < plan.ranks; ++r) {
+        const GradShard shard = ShardOf(bucket, r, plan.ranks);
+        EXPECT_EQ(shard.begin, covered);
+        covered = shard.end;
+      }
+      EXPECT_EQ(covered, end);
+      end = bucket.begin;
+    }
+  }
+  EXPECT_EQ(next, buckets.size());
 }
 
 TEST_P(GradScheduleTest, RingsDoNotOverlap) {

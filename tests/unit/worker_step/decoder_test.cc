@@ -94,7 +94,8 @@ class DecoderTest : public ::testing::TestWithParam<bool> {
       ops.counts = {};
       for (int mb = 0; mb < 2; ++mb) {
         EXPECT_OK(decoder.Backward(1, mb, weights, &input[mb * count],
-                                   &result.d_input[mb * count], *stream));
+                                   &result.d_input[mb * count], Decoder::Ignore,
+                                   *stream));
       }
       EXPECT_OK(device->Synchronize(*stream));
     }
