@@ -22,16 +22,21 @@ namespace {
 
 // What NVIDIA recommends for Hopper.
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
-constexpr int kCandidates = 8;
-// Candidates slower than the fastest by this in a few runs are dropped; the
-// others run for a while each, the first part untimed. A GPU that was idle runs
-// at clocks which its power limit does not let it keep, and there the order is
-// another: on an H200 up to 5 % of a product's rate.
-constexpr float kDropped = 1.2f;
-constexpr int kShortRuns = 3;
-constexpr float kUntimedMs = 10, kTimedMs = 20;
+constexpr int kCandidates = 16;
+// Candidates run in rounds, each longer than the one before; those slower than
+// the fastest by `dropped` leave. A GPU that was idle runs at clocks which its
+// power limit does not let it keep, and there the order is another: on an H200
+// up to 5 % of a product's rate, and half a percent of a step's for what only
+// the last round tells, since clocks follow the load slowly.
+struct Round {
+  float untimed_ms, timed_ms;
+  float dropped;
+};
+constexpr int kShortRuns = 2;  // of the first round, after one that loads it
+constexpr float kFirstDropped = 1.15f;
+constexpr Round kRounds[] = {{10, 20, 1.02f}, {40, 80, 1}};
 constexpr int kMostRuns = 100;
-// Before the first of these, once.
+// Before the first of these rounds, once.
 constexpr float kHeatMs = 200;
 
 absl::Status CublasStatus(cublasStatus_t status, absl::string_view what) {
@@ -293,27 +298,32 @@ class CudaGemmImpl : public CudaGemm {
       }
     }
     if (left.empty()) return first_error;
-    const auto fastest = [&] {
-      return *absl::c_min_element(
+    Candidate best;
+    const auto drop = [&](float dropped) {
+      best = *absl::c_min_element(
           left, [](const auto& a, const auto& b) { return a.ms < b.ms; });
+      std::erase_if(left, [&](const Candidate& candidate) {
+        return candidate.ms > dropped * best.ms;
+      });
     };
-    const Candidate first = fastest();
-    std::erase_if(left, [&](const Candidate& candidate) {
-      return candidate.ms > kDropped * first.ms;
-    });
+    drop(kFirstDropped);
     const auto runs = [&](float ms) {
       return static_cast<int>(
-          std::clamp(std::ceil(ms / first.ms), 1.0f, float{kMostRuns}));
+          std::clamp(std::ceil(ms / best.ms), 1.0f, float{kMostRuns}));
     };
     if (!heated_) {
-      SDP_RETURN_IF_ERROR(time(first.index, 0, runs(kHeatMs)).status());
+      SDP_RETURN_IF_ERROR(time(best.index, 0, runs(kHeatMs)).status());
       heated_ = true;
     }
-    for (Candidate& candidate : left) {
-      SDP_ASSIGN_OR_RETURN(candidate.ms, time(candidate.index, runs(kUntimedMs),
-                                              runs(kTimedMs)));
+    for (const Round& round : kRounds) {
+      if (left.size() == 1) break;
+      const int untimed = runs(round.untimed_ms), timed = runs(round.timed_ms);
+      for (Candidate& candidate : left) {
+        SDP_ASSIGN_OR_RETURN(candidate.ms,
+                             time(candidate.index, untimed, timed));
+      }
+      drop(round.dropped);
     }
-    const Candidate best = fastest();
     spdlog::debug("{}: algorithm {} of {}, {:.0f} TFLOP/s", NameOf(shape),
                   best.index, candidates.size(),
                   2e-9 * static_cast<double>(shape.m) *
