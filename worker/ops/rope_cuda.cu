@@ -1,6 +1,8 @@
 // Per-head RMS norm of q and k, then rotation. A block takes a few tokens at a
 // time, computes their angles once for all heads, and hands out their heads to
-// groups of lanes; a lane keeps its part of both halves of a head in registers.
+// groups of lanes; a lane keeps its part of both halves of a head in registers,
+// and that of the next head as it comes from memory: without that, half of the
+// time goes by between a head's loads and the next one's.
 // With BF16 activations a normed head is rounded before and after its weight,
 // as the models' own code does; cosines and sines stay float32.
 #include "worker/ops/cuda_elements.cuh"
@@ -63,11 +65,14 @@ struct Part {
     }
   }
   template <typename T>
-  __device__ void LoadFrom(const Geometry& g, int lane, const T* from) {
-    ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
-      Load(from + column, lo);
-      Load(from + g.half + column, hi);
-    });
+  __device__ void UnpackFrom(const Geometry& g, int lane,
+                             const Pack<T, N> (&packs)[2][kPieces]) {
+#pragma unroll
+    for (int k = 0; k < kPieces; ++k) {
+      if (kPieces > 1 && (lane + k * g.lanes) * N >= g.half) continue;
+      Unpack(packs[0][k], lo[k]);
+      Unpack(packs[1][k], hi[k]);
+    }
   }
   template <typename T>
   __device__ void StoreTo(const Geometry& g, int lane, T* to) {
@@ -93,27 +98,67 @@ struct Part {
   }
 };
 
+// A lane's part, as it lies in memory.
+template <int N, int kPieces, typename T>
+__device__ void FetchPart(const Geometry& g, int lane, const T* from,
+                          Pack<T, N> (&to)[2][kPieces]) {
+#pragma unroll
+  for (int k = 0; k < kPieces; ++k) {
+    const int column = (lane + k * g.lanes) * N;
+    if (kPieces > 1 && column >= g.half) continue;
+    to[0][k] = *reinterpret_cast<const Pack<T, N>*>(from + column);
+    to[1][k] = *reinterpret_cast<const Pack<T, N>*>(from + g.half + column);
+  }
+}
+
+// A head of a token, for a group of lanes: its place in the tokens' rows and
+// what the lane fetches ahead of it; zeros if there is none.
+template <typename T, int N, int kPieces>
+struct Item {
+  bool active;
+  int t, head;  // of kTokens, of g.rotated
+  int64_t token, at;
+  Pack<T, N> fetched[2][kPieces];  // of either half
+
+  // Number `index` of the heads [first_head, first_head + heads) of kTokens
+  // tokens from `first`.
+  __device__ static Item Of(const Geometry& g, int64_t first, int index,
+                            int first_head, int heads) {
+    Item item = {};
+    item.t = index / heads;
+    item.head = first_head + index % heads;
+    item.token = first + item.t;
+    item.active = item.t < kTokens && item.token < g.tokens;
+    item.at = item.token * g.row + static_cast<int64_t>(item.head) * g.d;
+    return item;
+  }
+};
+
 // A lane writes only elements that no other lane reads: out may be qkv.
 template <typename T, int N, int kPieces>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kPieces == 1 ? 4 : 1)
     Forward(Geometry g, const T* qkv, const bf16* q_norm, const bf16* k_norm,
             float eps, const float* inverse_frequencies, T* out, float* rstd) {
   extern __shared__ float4 shared[];
   auto* angles = reinterpret_cast<float*>(shared);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kTokens;
+  const int lane = threadIdx.x % g.lanes, group = threadIdx.x / g.lanes;
+  const int groups = kThreads / g.lanes;
+  const auto fetch = [&](int begin) {
+    auto item = Item<T, N, kPieces>::Of(g, first, begin + group, 0, g.rotated);
+    if (item.active) FetchPart(g, lane, qkv + item.at, item.fetched);
+    return item;
+  };
+  auto next = fetch(0);
   Angles(g, first, inverse_frequencies, angles);
   __syncthreads();
-  const int lane = threadIdx.x % g.lanes, groups = kThreads / g.lanes;
   const bool norms = q_norm != nullptr || k_norm != nullptr;
   for (int begin = 0; begin < kTokens * g.rotated; begin += groups) {
-    const int item = begin + threadIdx.x / g.lanes;
-    const int t = item / g.rotated, head = item % g.rotated;
-    const int64_t token = first + t;
-    const bool active = t < kTokens && token < g.tokens;
-    const bf16* w = head < g.heads ? q_norm : k_norm;
-    const int64_t at = token * g.row + static_cast<int64_t>(head) * g.d;
+    const auto item = next;
+    next = fetch(begin + groups);
+    const bf16* w = item.head < g.heads ? q_norm : k_norm;
     Part<N, kPieces> x;
-    if (active) x.LoadFrom(g, lane, qkv + at);
+    if (item.active) x.UnpackFrom(g, lane, item.fetched);
     if (norms) {
       float sum = 0;
       x.ForEach(g, lane, [&](int, float(&lo)[N], float(&hi)[N]) {
@@ -121,9 +166,9 @@ __global__ void __launch_bounds__(kThreads)
         for (int j = 0; j < N; ++j) sum += lo[j] * lo[j] + hi[j] * hi[j];
       });
       sum = GroupSum(sum, g.lanes);
-      if (active && w != nullptr) {
+      if (item.active && w != nullptr) {
         const float r = 1.0f / sqrtf(sum / static_cast<float>(g.d) + eps);
-        if (lane == 0) rstd[token * g.rotated + head] = r;
+        if (lane == 0) rstd[item.token * g.rotated + item.head] = r;
         x.ForEach(g, lane, [&](int column, float(&lo)[N], float(&hi)[N]) {
           float w_lo[N], w_hi[N];
           Load(w + column, w_lo);
@@ -136,9 +181,9 @@ __global__ void __launch_bounds__(kThreads)
         });
       }
     }
-    if (!active) continue;
-    x.Turn(g, lane, angles + t * g.d, 1);
-    x.StoreTo(g, lane, out + at);
+    if (!item.active) continue;
+    x.Turn(g, lane, angles + item.t * g.d, 1);
+    x.StoreTo(g, lane, out + item.at);
   }
   if (out == qkv) return;
   const int64_t v = static_cast<int64_t>(g.rotated) * g.d;
@@ -156,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
 // blockIdx.x on, every gridDim.x; each lane sums the norm gradient of its own
 // columns.
 template <typename T, int N, int kPieces>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kPieces == 1 ? 2 : 1)
     Backward(Geometry g, const T* qkv, const bf16* q_norm, const bf16* k_norm,
              const float* inverse_frequencies, const float* rstd,
              float* partial, T* d_qkv) {
@@ -168,28 +213,41 @@ __global__ void __launch_bounds__(kThreads)
   const bf16* w = is_k ? k_norm : q_norm;
   const int heads = is_k ? g.rotated - g.heads : g.heads;
   const int first_head = is_k ? g.heads : 0;
-  Part<N, kPieces> weight, d_weight;
-  if (w != nullptr) weight.LoadFrom(g, lane, w);
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kTokens;
-       first < g.tokens; first += static_cast<int64_t>(gridDim.x) * kTokens) {
+  Pack<bf16, N> weight[2][kPieces] = {};
+  Part<N, kPieces> d_weight;
+  if (w != nullptr) FetchPart(g, lane, w, weight);
+  // `fetched`: of d_qkv.
+  struct GradientItem : Item<T, N, kPieces> {
+    Pack<T, N> x[2][kPieces];
+    float r;
+  };
+  const auto fetch = [&](int64_t first, int begin) {
+    GradientItem item = {
+        Item<T, N, kPieces>::Of(g, first, begin + group, first_head, heads)};
+    if (!item.active) return item;
+    FetchPart(g, lane, d_qkv + item.at, item.fetched);
+    if (w == nullptr) return item;
+    FetchPart(g, lane, qkv + item.at, item.x);
+    item.r = rstd[item.token * g.rotated + item.head];
+    return item;
+  };
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * kTokens;
+  int64_t first = static_cast<int64_t>(blockIdx.x) * kTokens;
+  GradientItem next = fetch(first, 0);
+  for (; first < g.tokens; first += stride) {
     __syncthreads();
     Angles(g, first, inverse_frequencies, angles);
     __syncthreads();
     for (int begin = 0; begin < kTokens * heads; begin += groups) {
-      const int item = begin + group;
-      const int t = item / heads, head = first_head + item % heads;
-      const int64_t token = first + t;
-      const bool active = t < kTokens && token < g.tokens;
-      const int64_t at = token * g.row + static_cast<int64_t>(head) * g.d;
+      const GradientItem item = next;
+      next = begin + groups < kTokens * heads ? fetch(first, begin + groups)
+                                              : fetch(first + stride, 0);
       Part<N, kPieces> d_x, x;
-      float r = 0;
-      if (active) {
-        d_x.LoadFrom(g, lane, d_qkv + at);
-        if (w != nullptr) {
-          x.LoadFrom(g, lane, qkv + at);
-          r = rstd[token * g.rotated + head];
-        }
-        d_x.Turn(g, lane, angles + t * g.d, -1);
+      const float r = item.r;
+      if (item.active) {
+        d_x.UnpackFrom(g, lane, item.fetched);
+        if (w != nullptr) x.UnpackFrom(g, lane, item.x);
+        d_x.Turn(g, lane, angles + item.t * g.d, -1);
       }
       if (w != nullptr) {
         float dot = 0;
@@ -199,8 +257,8 @@ __global__ void __launch_bounds__(kThreads)
           for (int j = 0; j < N; ++j) {
             d_weight.lo[k][j] += d_x.lo[k][j] * Rounded<T>(x.lo[k][j] * r);
             d_weight.hi[k][j] += d_x.hi[k][j] * Rounded<T>(x.hi[k][j] * r);
-            d_x.lo[k][j] *= weight.lo[k][j];
-            d_x.hi[k][j] *= weight.hi[k][j];
+            d_x.lo[k][j] *= ToFloat(weight[0][k].v[j]);
+            d_x.hi[k][j] *= ToFloat(weight[1][k].v[j]);
             dot += d_x.lo[k][j] * x.lo[k][j] + d_x.hi[k][j] * x.hi[k][j];
           }
         }
@@ -215,7 +273,7 @@ __global__ void __launch_bounds__(kThreads)
           }
         }
       }
-      if (active) d_x.StoreTo(g, lane, d_qkv + at);
+      if (item.active) d_x.StoreTo(g, lane, d_qkv + item.at);
     }
   }
   if (w == nullptr) return;
