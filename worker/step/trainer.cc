@@ -17,9 +17,12 @@ namespace {
 using model::Role;
 
 // Of the deliver stream. It holds about a thousand; a host that waits for room
-// there enqueues no compute.
-constexpr size_t kDeliverCommands = 400;
-constexpr size_t kCommandsPerDelivery = 8;  // beside its copies
+// there enqueues no compute. A copy is as many as it has pieces of 4 MiB: on an
+// H200 fourteen units of 385 MB, in copies of 16 MiB, made the host wait until
+// six of them were there.
+constexpr uint64_t kDeliverCommands = 600;
+constexpr uint64_t kCommandsPerDelivery = 10;  // beside its copies
+constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
 
 }  // namespace
 
@@ -68,15 +71,6 @@ absl::Status TrainerImpl::Init() {
                       in_.rank, in_.params, versions, &buffers_, times_.get(),
                       in_.compute_only}));
   window_ = std::make_unique<Window>(std::move(window));
-  uint64_t largest_unit = 0;
-  for (const model::Unit& unit : in_.layout->units) {
-    if (unit.kind != model::UnitKind::kDecoder) continue;
-    largest_unit = std::max(largest_unit, unit.count * sizeof(bf16));
-  }
-  const size_t commands =
-      kCommandsPerDelivery + CeilDiv(largest_unit, plan.h2d_chunk_bytes);
-  deliveries_ahead_ =
-      std::clamp<size_t>(kDeliverCommands / commands, 1, plan.window_slots);
   SDP_ASSIGN_OR_RETURN(
       Gradients gradients,
       Gradients::Create({in_.device, in_.ops, in_.grad_collective, in_.layout,
@@ -208,8 +202,19 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
 absl::Status TrainerImpl::Throttle() {
   SDP_RETURN_IF_ERROR(
       in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
-  const size_t ahead = std::min(upcoming_.size(), deliveries_ahead_ + 2);
+  // At least this visit and the next.
+  size_t ahead = 0;
+  for (uint64_t commands = 0; ahead < upcoming_.size(); ++ahead) {
+    commands += DeliverCommands(upcoming_[ahead].unit);
+    if (ahead >= 2 && commands > kDeliverCommands) break;
+  }
   return window_->Advance({upcoming_.data(), ahead});
+}
+
+uint64_t TrainerImpl::DeliverCommands(int u) const {
+  return kCommandsPerDelivery +
+         CeilDiv(unit(u).count * sizeof(bf16),
+                 std::min(in_.plan->h2d_chunk_bytes, kPieceBytes));
 }
 
 absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,
@@ -260,7 +265,7 @@ absl::Status TrainerImpl::ReadEmbedding(const StepTokens& tokens) {
   return in_.ops->EmbeddingForward(
       tokens.ids, weights.w(Role::kEmbedding),
       in_.plan->micro_batches * in_.plan->micro_batch_tokens(),
-      in_.config->hidden, Input(0, 0), *compute_);
+      in_.config->hidden, in_.config->vocab, Input(0, 0), *compute_);
 }
 
 absl::Status TrainerImpl::ForwardLayer(const Visit& visit, int64_t layer) {

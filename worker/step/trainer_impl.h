@@ -94,6 +94,8 @@ class TrainerImpl : public Trainer {
   absl::Status FinishUnit(int unit, uint64_t step);
   // Holds the host back until compute is near, and begins deliveries.
   absl::Status Throttle();
+  // Of the deliver stream, for the unit.
+  uint64_t DeliverCommands(int unit) const;
   absl::Status CountVisit();
   // Throttles, and returns the unit's weights.
   absl::StatusOr<const bf16*> BeginVisit(const Visit& visit, const char* work);
@@ -144,7 +146,6 @@ class TrainerImpl : public Trainer {
   uint64_t hidden_bytes_ = 0;  // of one micro-batch
   float* tied_gradient_ = nullptr;
 
-  size_t deliveries_ahead_ = 1;  // how many may be under way
   std::vector<Visit> upcoming_;  // from the visit being enqueued on
   uint64_t visits_ = 0;          // enqueued so far
   uint64_t times_written_ = 0;   // steps whose times are reported
