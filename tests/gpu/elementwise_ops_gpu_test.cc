@@ -34,11 +34,11 @@ void ElementwiseGpuTest::CheckEmbedding(int64_t tokens, int64_t hidden,
   const Floats d_out = Random(tokens * hidden, 3);
   const int32_t* ids_there = Put(ids);
   Act out = PutAct(Floats(tokens * hidden, kNaN));
-  Run(gpu_->EmbeddingForward(ids_there, Put(table), tokens, hidden, out,
+  Run(gpu_->EmbeddingForward(ids_there, Put(table), tokens, hidden, vocab, out,
                              stream()));
   Floats want(tokens * hidden, kNaN);
   cpu_.Run(cpu_->EmbeddingForward(ids.data(), table.data(), tokens, hidden,
-                                  want.data(), cpu_.stream()));
+                                  vocab, want.data(), cpu_.stream()));
   EXPECT_EQ(GetAct(out, want.size()), want);
 
   Floats want_d = RandomFloats(vocab * hidden, 4);
@@ -256,7 +256,8 @@ TEST_P(ElementwiseGpuTest, RepeatedRunsGiveTheSameBits) {
 }
 
 TEST_P(ElementwiseGpuTest, NothingToDoLeavesEverythingAsItIs) {
-  EXPECT_OK(gpu_->EmbeddingForward(nullptr, nullptr, 0, 8, nullptr, stream()));
+  EXPECT_OK(
+      gpu_->EmbeddingForward(nullptr, nullptr, 0, 8, 8, nullptr, stream()));
   EXPECT_OK(
       gpu_->EmbeddingBackward(nullptr, nullptr, 0, 8, 9, nullptr, stream()));
   EXPECT_OK(gpu_->RmsNormForward(nullptr, nullptr, 0, 8, kEps, nullptr, nullptr,

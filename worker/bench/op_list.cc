@@ -226,7 +226,7 @@ class ListBuilder {
     list_.push_back({"embedding.forward", OpKind::kOther, 0,
                      static_cast<double>(t * h) * (2.0 + Element()), false,
                      false, [=, &ops, &stream] {
-                       return ops.EmbeddingForward(ids, table, t, h, out,
+                       return ops.EmbeddingForward(ids, table, t, h, v, out,
                                                    stream);
                      }});
     list_.push_back({"embedding.backward", OpKind::kOther, 0,

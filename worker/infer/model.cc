@@ -116,9 +116,9 @@ absl::StatusOr<void*> Model::Forward(const std::vector<int32_t>& ids) {
   SDP_RETURN_IF_ERROR(device_->Copy(device_ids, ids.data(),
                                     ids.size() * sizeof(int32_t), *stream_));
   const step::UnitWeights embedding(layout_.units[0], unit_data(0), nullptr);
-  SDP_RETURN_IF_ERROR(
-      ops_->EmbeddingForward(device_ids, embedding.w(Role::kEmbedding), tokens,
-                             config_.hidden, hidden[0], *stream_));
+  SDP_RETURN_IF_ERROR(ops_->EmbeddingForward(
+      device_ids, embedding.w(Role::kEmbedding), tokens, config_.hidden,
+      config_.vocab, hidden[0], *stream_));
   policy::Plan one;  // sequence, of which no layer keeps anything
   one.sequence_length = tokens;
   one.micro_batch_size = one.micro_batches = 1;

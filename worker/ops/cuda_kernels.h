@@ -16,9 +16,11 @@
 
 namespace slidedp::ops {
 
+// firsts: [vocab].
 template <typename T>
 cudaError_t LaunchEmbeddingForward(const int32_t* ids, const bf16* table,
-                                   int64_t tokens, int64_t hidden, T* out,
+                                   int64_t tokens, int64_t hidden,
+                                   int64_t vocab, int32_t* firsts, T* out,
                                    cudaStream_t stream);
 size_t EmbeddingBackwardScratchBytes(int64_t tokens);
 template <typename T>

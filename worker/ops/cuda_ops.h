@@ -49,8 +49,8 @@ class CudaOps : public Ops {
   ActDType activation_dtype() const override { return options_.activation; }
 
   absl::Status EmbeddingForward(const int32_t* ids, const bf16* table,
-                                int64_t tokens, int64_t hidden, Act out,
-                                Stream& stream) override;
+                                int64_t tokens, int64_t hidden, int64_t vocab,
+                                Act out, Stream& stream) override;
   absl::Status EmbeddingBackward(const int32_t* ids, ConstAct d_out,
                                  int64_t tokens, int64_t hidden, int64_t vocab,
                                  float* d_table, Stream& stream) override;

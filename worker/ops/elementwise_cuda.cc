@@ -75,15 +75,17 @@ T* As(Act x, T) {
 }  // namespace
 
 absl::Status CudaOps::EmbeddingForward(const int32_t* ids, const bf16* table,
-                                       int64_t tokens, int64_t hidden, Act out,
-                                       Stream& stream) {
-  SDP_RETURN_IF_ERROR(CheckSizes("embedding", tokens, {hidden}));
+                                       int64_t tokens, int64_t hidden,
+                                       int64_t vocab, Act out, Stream& stream) {
+  SDP_RETURN_IF_ERROR(CheckSizes("embedding", tokens, {hidden, vocab}));
   if (tokens == 0) return absl::OkStatus();
-  return OnStream(options_.activation, "embedding", stream,
-                  [&](cudaStream_t handle, auto e) {
-                    return LaunchEmbeddingForward(ids, table, tokens, hidden,
-                                                  As(out, e), handle);
-                  });
+  return WithScratch(workspace_, vocab * sizeof(int32_t), options_.activation,
+                     "embedding", stream,
+                     [&](cudaStream_t handle, void* scratch, auto e) {
+                       return LaunchEmbeddingForward(
+                           ids, table, tokens, hidden, vocab,
+                           static_cast<int32_t*>(scratch), As(out, e), handle);
+                     });
 }
 
 absl::Status CudaOps::EmbeddingBackward(const int32_t* ids, ConstAct d_out,

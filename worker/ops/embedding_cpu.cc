@@ -4,7 +4,8 @@
 
 namespace slidedp::ops {
 absl::Status CpuOps::EmbeddingForward(const int32_t* ids, const bf16* table,
-                                      int64_t tokens, int64_t hidden, Act out,
+                                      int64_t tokens, int64_t hidden,
+                                      int64_t /*vocab*/, Act out,
                                       Stream& stream) {
   return Enqueue(stream, [=, this] {
     ForRanges(tokens, kRangeRows, [&](int64_t begin, int64_t end) {

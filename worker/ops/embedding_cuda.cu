@@ -1,3 +1,6 @@
+// A row of the table, which may lie in host memory, is read by the first token
+// of its id; the others copy what that one has.
+//
 // The gradient needs the positions of each id. A stable radix sort of (id,
 // position) gives them in ascending order; one row of blocks per id then adds
 // them one by one, as a loop over tokens would.
@@ -13,16 +16,45 @@ using namespace cuda;  // NOLINT: one file, one subject
 
 constexpr int kThreads = 256;
 
+// firsts [vocab]: of each id the first token; on entry larger than any.
+__global__ void __launch_bounds__(kThreads)
+    FindFirsts(const int32_t* ids, int64_t tokens, int64_t vocab,
+               int32_t* firsts) {
+  const int64_t t = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (t >= tokens) return;
+  const int32_t id = ids[t];
+  if (id < 0 || id >= vocab) __trap();
+  atomicMin(firsts + id, static_cast<int32_t>(t));
+}
+
 template <typename T, int N>
 __global__ void __launch_bounds__(kThreads)
-    Gather(const int32_t* ids, const bf16* table, int64_t tokens,
-           int64_t hidden, T* out) {
+    GatherFirsts(const int32_t* ids, const int32_t* firsts, const bf16* table,
+                 int64_t tokens, int64_t hidden, T* out) {
   const int64_t i =
       (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
   if (i >= hidden) return;
   for (int64_t t = blockIdx.y; t < tokens; t += gridDim.y) {
+    const int32_t id = ids[t];
+    if (firsts[id] != t) continue;
     float v[N];
-    Load(table + ids[t] * hidden + i, v);
+    Load(table + id * hidden + i, v);
+    Store(v, out + t * hidden + i);
+  }
+}
+
+template <typename T, int N>
+__global__ void __launch_bounds__(kThreads)
+    CopyToOthers(const int32_t* ids, const int32_t* firsts, int64_t tokens,
+                 int64_t hidden, T* out) {
+  const int64_t i =
+      (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
+  if (i >= hidden) return;
+  for (int64_t t = blockIdx.y; t < tokens; t += gridDim.y) {
+    const int64_t first = firsts[ids[t]];
+    if (first == t) continue;
+    float v[N];
+    Load(out + first * hidden + i, v);
     Store(v, out + t * hidden + i);
   }
 }
@@ -137,16 +169,28 @@ int64_t Chunks(int64_t tokens) { return CeilDiv(tokens, kChunk); }
 
 template <typename T>
 cudaError_t LaunchEmbeddingForward(const int32_t* ids, const bf16* table,
-                                   int64_t tokens, int64_t hidden, T* out,
+                                   int64_t tokens, int64_t hidden,
+                                   int64_t vocab, int32_t* firsts, T* out,
                                    cudaStream_t stream) {
+  // A token's number has 31 bits at most: 0x7f7f7f7f rows fit no GPU.
+  const cudaError_t error =
+      cudaMemsetAsync(firsts, 0x7f, vocab * sizeof(int32_t), stream);
+  if (error != cudaSuccess) return error;
+  FindFirsts<<<static_cast<unsigned>(CeilDiv(tokens, kThreads)), kThreads, 0,
+               stream>>>(ids, tokens, vocab, firsts);
   constexpr int kN = kVector<T>;
   if (IsVector(kN, hidden, {table, out})) {
-    Gather<T, kN>
-        <<<RowGrid(tokens, hidden / kN, kThreads), kThreads, 0, stream>>>(
-            ids, table, tokens, hidden, out);
+    const dim3 grid = RowGrid(tokens, hidden / kN, kThreads);
+    GatherFirsts<T, kN><<<grid, kThreads, 0, stream>>>(ids, firsts, table,
+                                                       tokens, hidden, out);
+    CopyToOthers<T, kN>
+        <<<grid, kThreads, 0, stream>>>(ids, firsts, tokens, hidden, out);
   } else {
-    Gather<T, 1><<<RowGrid(tokens, hidden, kThreads), kThreads, 0, stream>>>(
-        ids, table, tokens, hidden, out);
+    const dim3 grid = RowGrid(tokens, hidden, kThreads);
+    GatherFirsts<T, 1><<<grid, kThreads, 0, stream>>>(ids, firsts, table,
+                                                      tokens, hidden, out);
+    CopyToOthers<T, 1>
+        <<<grid, kThreads, 0, stream>>>(ids, firsts, tokens, hidden, out);
   }
   return cudaGetLastError();
 }
@@ -192,11 +236,11 @@ cudaError_t LaunchEmbeddingBackward(const int32_t* ids, const T* d_out,
 }
 
 template cudaError_t LaunchEmbeddingForward(const int32_t*, const bf16*,
-                                            int64_t, int64_t, float*,
-                                            cudaStream_t);
+                                            int64_t, int64_t, int64_t, int32_t*,
+                                            float*, cudaStream_t);
 template cudaError_t LaunchEmbeddingForward(const int32_t*, const bf16*,
-                                            int64_t, int64_t, bf16*,
-                                            cudaStream_t);
+                                            int64_t, int64_t, int64_t, int32_t*,
+                                            bf16*, cudaStream_t);
 template cudaError_t LaunchEmbeddingBackward(const int32_t*, const float*,
                                              int64_t, int64_t, int64_t, void*,
                                              float*, cudaStream_t);

@@ -58,9 +58,11 @@ class Ops {
     return activation_dtype() == ActDType::kF32 ? 4 : 2;
   }
 
-  // out[t, :] = table[ids[t], :], which may be registered memory. ids < vocab.
+  // out[t, :] = table[ids[t], :], which may be registered memory: each row is
+  // read once. ids < vocab.
   virtual absl::Status EmbeddingForward(const int32_t* ids, const bf16* table,
-                                        int64_t tokens, int64_t hidden, Act out,
+                                        int64_t tokens, int64_t hidden,
+                                        int64_t vocab, Act out,
                                         Stream& stream) = 0;
   // d_table[ids[t], :] += d_out[t, :], in ascending t.
   virtual absl::Status EmbeddingBackward(const int32_t* ids, ConstAct d_out,

@@ -61,7 +61,7 @@ TEST(EmbeddingTest, ForwardIsTheRowExactly) {
   const Bf16s table = RandomBf16s(vocab * hidden, 1);
   const auto ids = RandomIds(tokens, vocab, 2);
   Floats out(tokens * hidden, kNaN);
-  ops.Run(ops->EmbeddingForward(ids.data(), table.data(), tokens, hidden,
+  ops.Run(ops->EmbeddingForward(ids.data(), table.data(), tokens, hidden, vocab,
                                 out.data(), ops.stream()));
   for (int64_t t = 0; t < tokens; ++t) {
     for (int64_t i = 0; i < hidden; ++i) {

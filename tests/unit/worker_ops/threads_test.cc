@@ -30,7 +30,8 @@ Floats AllOps(int threads, int64_t batch, int64_t sequence) {
   Floats logits(t * v);
   double loss = 0, squares = 0;
   Stream& on = ops.stream();
-  ops.Run(ops->EmbeddingForward(ids.data(), table.data(), t, h, x.data(), on));
+  ops.Run(
+      ops->EmbeddingForward(ids.data(), table.data(), t, h, v, x.data(), on));
   ops.Run(ops->RmsNormForward(x.data(), norm.data(), t, h, 1e-5, a.data(),
                               rstd.data(), on));
   ops.Run(ops->LinearForward(a.data(), w_qkv.data(), b_qkv.data(), t, h,

@@ -27,9 +27,10 @@ class CountingOps : public ops::Ops {
     return ops_->activation_dtype();
   }
   absl::Status EmbeddingForward(const int32_t* ids, const bf16* table,
-                                int64_t tokens, int64_t hidden, Act out,
-                                Stream& stream) override {
-    return ops_->EmbeddingForward(ids, table, tokens, hidden, out, stream);
+                                int64_t tokens, int64_t hidden, int64_t vocab,
+                                Act out, Stream& stream) override {
+    return ops_->EmbeddingForward(ids, table, tokens, hidden, vocab, out,
+                                  stream);
   }
   absl::Status EmbeddingBackward(const int32_t* ids, ConstAct d_out,
                                  int64_t tokens, int64_t hidden, int64_t vocab,
