@@ -6,6 +6,7 @@ the losses of any step differ by more than the target, or a part failed.
 """
 
 import argparse
+import concurrent.futures
 import csv
 import json
 import math
@@ -98,6 +99,8 @@ class Comparison:
                 "schedule": {"kind": "cosine", "warmup_steps": a.warmup_steps,
                              "min_lr_ratio": 0.1},
                 "max_grad_norm": MAX_GRAD_NORM, "seed": DATA_SEED,
+                "tuning": {} if a.gpu_memory_limit is None else
+                          {"gpu_memory_limit_gib": a.gpu_memory_limit},
             }, a.part_seconds)
         finally:
             daemon.stop()
@@ -221,6 +224,11 @@ def parse():
                         choices=("none", "flash", "cudnn", "efficient"),
                         help="also FSDP2 with this attention: how far apart "
                         "two runs of PyTorch are")
+    parser.add_argument("--together", action="store_true",
+                        help="all runs at once: sooner over, and their step "
+                        "times mean nothing")
+    parser.add_argument("--gpu-memory-limit", type=float,
+                        help="GiB for SlideDP, so that the others fit too")
     parser.add_argument("--scratch", type=pathlib.Path,
                         default=pathlib.Path("/dev/shm"))
     parser.add_argument("--part-seconds", type=int, default=180,
@@ -247,14 +255,18 @@ def main():
             part("pretrain", comparison.pretrain)
         line = None
         if not comparison.failed:
-            theirs = part("fsdp2", lambda: comparison.train(
-                arguments.lr, arguments.steps, "fsdp2"))
-            ours = part("slidedp", comparison.slidedp)
-            other = None
+            runs = {"fsdp2": lambda: comparison.train(
+                        arguments.lr, arguments.steps, "fsdp2"),
+                    "slidedp": comparison.slidedp}
             if arguments.noise_floor != "none":
-                other = part("fsdp2, other attention", lambda: comparison.train(
+                runs["fsdp2, other attention"] = lambda: comparison.train(
                     arguments.lr, arguments.steps, "other",
-                    attention=arguments.noise_floor))
+                    attention=arguments.noise_floor)
+            with concurrent.futures.ThreadPoolExecutor(
+                    len(runs) if arguments.together else 1) as pool:
+                done = dict(zip(runs, pool.map(part, runs, runs.values())))
+            ours, theirs = done["slidedp"], done["fsdp2"]
+            other = done.get("fsdp2, other attention")
             if ours is not None and theirs is not None:
                 line = report(comparison, ours, theirs, other)
     if line is None:
