@@ -28,12 +28,15 @@ for folder in ("scripts", "tests/references"):
 from parts import result_line  # noqa: E402
 from private_daemon import Daemon, write_dataset  # noqa: E402
 
-LENGTH = 4096
 SHAPES = {
     "tiny": dict(vocab_size=512, hidden_size=64, intermediate_size=160,
                  num_hidden_layers=4, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16,
                  tie_word_embeddings=False),
+    "qwen3-0.6b": dict(vocab_size=151936, hidden_size=1024,
+                       intermediate_size=3072, num_hidden_layers=28,
+                       num_attention_heads=16, num_key_value_heads=8,
+                       head_dim=128, tie_word_embeddings=True),
     "qwen3-1.7b": dict(vocab_size=151936, hidden_size=2048,
                        intermediate_size=6144, num_hidden_layers=28,
                        num_attention_heads=16, num_key_value_heads=8,
@@ -98,7 +101,7 @@ class Measurement:
     def __init__(self, arguments, scratch):
         self.a = arguments
         self.scratch = scratch
-        self.length = 128 if arguments.shape == "tiny" else LENGTH
+        self.length = arguments.sequence_length
         shape = SHAPES[arguments.shape]
         model = scratch / "model"
         model.mkdir()
@@ -203,6 +206,7 @@ def main():
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--micro-batch-size", type=int, default=8)
+    parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--max-grad-norm", type=float,
                         help="default: no clipping, eager updates")
     parser.add_argument("--warmup", type=int, default=2)

@@ -83,7 +83,7 @@ TEST(HostStateTest, WordsCarryTheHashesThatAWorkerChecks) {
       ++checked;
       EXPECT_OK(shm::Reports::Check(
           segment.mapping().data(),
-          shm::Reports::Bytes(expected.world_size, expected.units,
+          shm::Reports::Bytes(expected.world_size, expected.buckets,
                               expected.rows),
           expected));
     }
