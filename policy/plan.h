@@ -157,9 +157,9 @@ uint64_t ReportedRows(const model::StateLayout& layout);
 // which takes them whole.
 bool DrainsUsedRows(const model::StateLayout& layout, const Plan& plan);
 
-// Elements of each of `ranks` equal shards that cover `count` elements of a
-// unit; a multiple of 64. The last shard may reach past their end.
 inline constexpr uint64_t kShardAlignment = 64;
+// Elements of each of `ranks` equal shards that cover `count` elements of a
+// unit; a multiple of kShardAlignment. The last shard may reach past their end.
 uint64_t ShardElements(uint64_t count, int ranks);
 
 struct NamedBytes {

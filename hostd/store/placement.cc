@@ -1,7 +1,6 @@
 #include "hostd/store/placement.h"
 
 #include <algorithm>
-#include <ranges>
 
 #include "common/base/check.h"
 #include "common/base/units.h"
@@ -56,11 +55,10 @@ Placement MakePlacement(const model::StateLayout& layout,
     if (by_rank && !unit.frozen() &&
         plan.routes(unit.kind).grads == policy::GradRoute::kGpuSharded) {
       // Ascending: the schedule's order is descending.
-      for (const policy::GradBucket& bucket :
-           std::ranges::reverse_view(buckets)) {
-        if (&layout.units[bucket.unit] != &unit) continue;
+      for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket) {
+        if (&layout.units[bucket->unit] != &unit) continue;
         for (int r = 0; r < plan.ranks; ++r) {
-          add(policy::ShardOf(bucket, r, plan.ranks).begin, rank_nodes[r]);
+          add(policy::ShardOf(*bucket, r, plan.ranks).begin, rank_nodes[r]);
         }
       }
     } else {

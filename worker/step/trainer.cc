@@ -6,25 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
-#include "common/base/units.h"
 #include "common/model/config.h"
 #include "worker/step/trainer_impl.h"
 #include "worker/step/unit_weights.h"
 
 namespace slidedp::step {
-namespace {
 
 using model::Role;
-
-// Of the deliver stream. It holds about a thousand; a host that waits for room
-// there enqueues no compute. A copy is as many as it has pieces of 4 MiB: on an
-// H200 fourteen units of 385 MB, in copies of 16 MiB, made the host wait until
-// six of them were there.
-constexpr uint64_t kDeliverCommands = 600;
-constexpr uint64_t kCommandsPerDelivery = 10;  // beside its copies
-constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
-
-}  // namespace
 
 absl::Status TrainerImpl::Init() {
   const policy::Plan& plan = *in_.plan;
@@ -202,19 +190,7 @@ absl::Status TrainerImpl::EnqueueStep(uint64_t step) {
 absl::Status TrainerImpl::Throttle() {
   SDP_RETURN_IF_ERROR(
       in_.device->Synchronize(*visit_done_[visits_ % kVisitsAhead]));
-  // At least this visit and the next.
-  size_t ahead = 0;
-  for (uint64_t commands = 0; ahead < upcoming_.size(); ++ahead) {
-    commands += DeliverCommands(upcoming_[ahead].unit);
-    if (ahead >= 2 && commands > kDeliverCommands) break;
-  }
-  return window_->Advance({upcoming_.data(), ahead});
-}
-
-uint64_t TrainerImpl::DeliverCommands(int u) const {
-  return kCommandsPerDelivery +
-         CeilDiv(unit(u).count * sizeof(bf16),
-                 std::min(in_.plan->h2d_chunk_bytes, kPieceBytes));
+  return window_->Advance(upcoming_);
 }
 
 absl::StatusOr<const bf16*> TrainerImpl::BeginVisit(const Visit& visit,

@@ -94,8 +94,6 @@ class TrainerImpl : public Trainer {
   absl::Status FinishUnit(int unit, uint64_t step);
   // Holds the host back until compute is near, and begins deliveries.
   absl::Status Throttle();
-  // Of the deliver stream, for the unit.
-  uint64_t DeliverCommands(int unit) const;
   absl::Status CountVisit();
   // Throttles, and returns the unit's weights.
   absl::StatusOr<const bf16*> BeginVisit(const Visit& visit, const char* work);

@@ -294,7 +294,7 @@ TEST(BindTest, PolicyIsTheSegmentsForEveryMapping) {
       const shm::Mapping other,
       shm::Mapping::Map(segment.fd(), kBytes, shm::Access::kReadOnly, "other"));
   int mode = -1;
-  unsigned long nodes = 0;
+  unsigned long nodes = 0;  // NOLINT(google-runtime-int): the call's type
   if (get_mempolicy(&mode, &nodes, 64, other.at<char>(0), MPOL_F_ADDR) != 0) {
     GTEST_SKIP() << "this system refuses get_mempolicy";
   }
