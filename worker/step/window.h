@@ -52,8 +52,8 @@ class Window {
   static absl::StatusOr<Window> Create(const Inputs& inputs);
 
   // Begins the deliveries of upcoming[0], [1], ... as far as slots and, beyond
-  // these two, the stream's room for commands allow. A slot is taken only if its
-  // unit is not among the visits before the one served. upcoming[0] must be
+  // these two, the stream's room for commands allow. A slot is taken only if
+  // its unit is not among the visits before the one served. upcoming[0] must be
   // servable.
   absl::Status Advance(std::span<const Visit> upcoming);
   // The unit's elements; `compute` waits until they are there. Advance must
