@@ -70,9 +70,15 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
     schedule.slots.push_back(plan.update_mode == UpdateMode::kEager
                                  ? std::min(plan.ring_chunks, per_step)
                                  : per_step);
-    schedule.ring_offset_bytes.push_back(offset);
-    offset +=
-        AlignUp(schedule.slots[r] * schedule.chunk_elements * 2, kPageBytes);
+    const bool ring = schedule.slots[r] < per_step;
+    std::vector<uint64_t>& offsets = schedule.slot_offsets.emplace_back();
+    for (uint64_t slot = 0; slot < schedule.slots[r]; ++slot) {
+      offsets.push_back(offset);
+      offset += AlignUp(
+          2 * (ring ? schedule.chunk_elements : schedule.chunks[r][slot].count),
+          kCacheLineBytes);
+    }
+    offset = AlignUp(offset, kPageBytes);
   }
   schedule.grads_bytes = offset;
   return schedule;

@@ -124,16 +124,16 @@ struct GradSchedule {
   std::vector<GradBucket> buckets;  // in the order of draining
   // Per rank, the sequence of one step.
   std::vector<std::vector<GradChunk>> chunks;
-  uint64_t chunk_elements;  // capacity of a slot
+  uint64_t chunk_elements;  // the most that a chunk carries
   // Slots of the rank's ring in `grads`; chunk number n is in slot n % slots.
   std::vector<uint64_t> slots;
-  // Bytes from the start of `grads` to each rank's slot 0.
-  std::vector<uint64_t> ring_offset_bytes;
+  // Bytes from the start of `grads` to each slot of each rank. A slot of a ring
+  // holds any chunk; where a whole step has slots, each its own chunk.
+  std::vector<std::vector<uint64_t>> slot_offsets;
   uint64_t grads_bytes;
 
   uint64_t slot_offset_bytes(int rank, uint64_t chunk_number) const {
-    return ring_offset_bytes[rank] +
-           (chunk_number % slots[rank]) * chunk_elements * 2;
+    return slot_offsets[rank][chunk_number % slots[rank]];
   }
 };
 GradSchedule MakeGradSchedule(const model::StateLayout& layout,

@@ -174,7 +174,7 @@ TEST(HostStateTest, ChunksInFlightHaveSlotsOfTheirOwn) {
 
 TEST(HostStateTest, FailureKeepsNoSegment) {
   policy::Plan plan =
-      TwoRanks(policy::GradRoute::kGpuRoot, policy::UpdateMode::kDeferred);
+      TwoRanks(policy::GradRoute::kGpuRoot, policy::UpdateMode::kEager);
   plan.d2h_chunk_bytes = uint64_t{1} << 44;  // one slot is 16 TiB of `grads`
   const int before = OpenDescriptors();
   const auto state = HostState::Create("j", Layout(), plan);

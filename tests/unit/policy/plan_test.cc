@@ -112,7 +112,9 @@ TEST_P(GradScheduleTest, BucketsFollowTheBackwardPass) {
   EXPECT_EQ(next, buckets.size());
 }
 
-TEST_P(GradScheduleTest, RingsDoNotOverlap) {
+// A slot holds every chunk that comes to lie in it, and nothing else lies
+// there.
+TEST_P(GradScheduleTest, SlotsDoNotOverlap) {
   const Case& c = GetParam();
   for (bool clipping : {true, false}) {
     Problem problem = TinyProblem(c.ranks, c.tied);
@@ -123,23 +125,33 @@ TEST_P(GradScheduleTest, RingsDoNotOverlap) {
     ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
     const GradSchedule schedule =
         MakeGradSchedule(model::MakeStateLayout(problem.config), plan);
-    uint64_t end = 0;
+    uint64_t end = 0, used = 0;
     for (int r = 0; r < c.ranks; ++r) {
-      EXPECT_GE(schedule.ring_offset_bytes[r], end);
+      const std::vector<GradChunk>& chunks = schedule.chunks[r];
       if (clipping) {
-        EXPECT_EQ(schedule.slots[r], schedule.chunks[r].size());
+        EXPECT_EQ(schedule.slots[r], chunks.size());
       } else {
         EXPECT_LE(schedule.slots[r], 3u);
       }
-      end = schedule.ring_offset_bytes[r] +
-            schedule.slots[r] * schedule.chunk_elements * 2;
-      for (uint64_t n = 0; n < 2 * schedule.chunks[r].size(); ++n) {
-        EXPECT_LE(
-            schedule.slot_offset_bytes(r, n) + schedule.chunk_elements * 2,
-            end);
+      std::vector<uint64_t> most(schedule.slots[r]);
+      for (uint64_t n = 0; n < 4 * chunks.size(); ++n) {
+        uint64_t& bytes = most[n % schedule.slots[r]];
+        bytes = std::max(bytes, 2 * chunks[n % chunks.size()].count);
+      }
+      for (uint64_t slot = 0; slot < schedule.slots[r]; ++slot) {
+        const uint64_t begin = schedule.slot_offset_bytes(r, slot);
+        EXPECT_GE(begin, end);
+        EXPECT_EQ(begin % kCacheLineBytes, 0u);
+        EXPECT_EQ(begin,
+                  schedule.slot_offset_bytes(r, slot + 5 * schedule.slots[r]));
+        end = begin + most[slot];
+        used += AlignUp(most[slot], kCacheLineBytes);
       }
     }
     EXPECT_LE(end, schedule.grads_bytes);
+    if (clipping) {
+      EXPECT_LE(schedule.grads_bytes, used + c.ranks * kPageBytes);
+    }
   }
 }
 
