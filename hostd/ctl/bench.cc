@@ -136,7 +136,6 @@ absl::StatusOr<v1::JobSpec> Benchmark::MakeSpec(const std::string& folder) {
   resolve.current_folder = environment_.current_folder;
   resolve.logical_cpus = environment_.logical_cpus;
   resolve.find_gpus = environment_.find_gpus;
-  resolve.find_gpus = environment_.find_gpus;
   SDP_ASSIGN_OR_RETURN(ResolvedJob job, ResolveJob(std::move(spec), resolve));
   for (const std::string& warning : job.warnings) {
     *environment_.err << "slidedpctl: warning: " << warning << "\n";

@@ -28,27 +28,21 @@ for folder in ("scripts", "tests/references"):
 from parts import result_line  # noqa: E402
 from private_daemon import Daemon, write_dataset  # noqa: E402
 
+QWEN3 = dict(vocab_size=151936, num_key_value_heads=8, head_dim=128)
 SHAPES = {
     "tiny": dict(vocab_size=512, hidden_size=64, intermediate_size=160,
                  num_hidden_layers=4, num_attention_heads=4,
                  num_key_value_heads=2, head_dim=16,
                  tie_word_embeddings=False),
-    "qwen3-0.6b": dict(vocab_size=151936, hidden_size=1024,
-                       intermediate_size=3072, num_hidden_layers=28,
-                       num_attention_heads=16, num_key_value_heads=8,
-                       head_dim=128, tie_word_embeddings=True),
-    "qwen3-1.7b": dict(vocab_size=151936, hidden_size=2048,
-                       intermediate_size=6144, num_hidden_layers=28,
-                       num_attention_heads=16, num_key_value_heads=8,
-                       head_dim=128, tie_word_embeddings=True),
-    "qwen3-4b": dict(vocab_size=151936, hidden_size=2560,
-                     intermediate_size=9728, num_hidden_layers=36,
-                     num_attention_heads=32, num_key_value_heads=8,
-                     head_dim=128, tie_word_embeddings=True),
-    "qwen3-8b": dict(vocab_size=151936, hidden_size=4096,
-                     intermediate_size=12288, num_hidden_layers=36,
-                     num_attention_heads=32, num_key_value_heads=8,
-                     head_dim=128, tie_word_embeddings=False),
+} | {
+    name: QWEN3 | dict(hidden_size=hidden, intermediate_size=inner,
+                       num_hidden_layers=layers, num_attention_heads=heads,
+                       tie_word_embeddings=tied)
+    for name, hidden, inner, layers, heads, tied in (
+        ("qwen3-0.6b", 1024, 3072, 28, 16, True),
+        ("qwen3-1.7b", 2048, 6144, 28, 16, True),
+        ("qwen3-4b", 2560, 9728, 36, 32, True),
+        ("qwen3-8b", 4096, 12288, 36, 32, False))
 }
 
 
@@ -114,7 +108,7 @@ class Measurement:
 
     def spec(self):
         a = self.a
-        spec = {"name": "checkpoint-bench",
+        return {"name": "checkpoint-bench",
                 "model": str(self.scratch / "model"),
                 "data": str(self.scratch / "tokens.safetensors"),
                 "output": str(self.scratch / "output"), "ranks": a.ranks,
@@ -122,7 +116,6 @@ class Measurement:
                 "batch_size": a.ranks * a.micro_batch_size,
                 "micro_batch_size": a.micro_batch_size, "steps": 1_000_000,
                 "random_weights_seed": 1, "max_grad_norm": a.max_grad_norm}
-        return spec
 
     def wait_for_step(self, daemon, job, step):
         deadline = time.monotonic() + self.a.seconds
