@@ -28,11 +28,16 @@ struct AcceleratorInfo {
 // The GPUs that this process sees, in its numbering; none without a driver or
 // without CUDA in this build. Uses none of them. A driver that is there and
 // does not work is an error.
+//
+// SLIDEDP_RANKS_PER_GPU=N in the environment: each N times, one after all
+// others, with an Nth of its memory, so that tests of several ranks run on one
+// GPU. NCCL can do that since 2.30.
 absl::StatusOr<std::vector<AcceleratorInfo>> ListAccelerators();
 
 struct AcceleratorOptions {
   // Of this worker on this host. With one visible GPU (Slurm and containers
-  // hand out one each) it is that GPU, else the GPU of this number.
+  // hand out one each) it is that GPU, else the one of this number in
+  // ListAccelerators.
   int rank = 0;
   size_t memory_limit_bytes = 0;  // SetAcceleratorMemoryLimit; 0: none
 };

@@ -2,8 +2,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/device/accelerator.h"
@@ -14,6 +16,8 @@ namespace slidedp::device {
 namespace {
 
 constexpr int64_t kStreamCheckDeadlineNs = 1'000'000'000;
+constexpr char kRanksPerGpu[] = "SLIDEDP_RANKS_PER_GPU";
+constexpr int kMostPerGpu = 8;
 
 // A driver's device node, of a GPU or of WSL.
 bool DriverIsThere() {
@@ -32,6 +36,19 @@ std::string UuidText(const cudaDeviceProp& properties) {
     text += hex;
   }
   return text;
+}
+
+absl::StatusOr<int> RanksPerGpu() {
+  const char* value = std::getenv(kRanksPerGpu);
+  if (value == nullptr) return 1;
+  int ranks = 0;
+  if (!absl::SimpleAtoi(value, &ranks) || ranks < 1 || ranks > kMostPerGpu) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("environment: ", kRanksPerGpu, ": \"", value,
+                     "\": must be a number from 1 to ", kMostPerGpu,
+                     "; set it for tests only, or unset it"));
+  }
+  return ranks;
 }
 
 absl::StatusOr<AcceleratorInfo> Describe(int index, int count) {
@@ -57,7 +74,13 @@ absl::StatusOr<AcceleratorInfo> Describe(int index, int count) {
 
 bool AcceleratorIsBuilt() { return true; }
 
-void PrepareAcceleratorProcess() { PrepareCudaProcess(); }
+void PrepareAcceleratorProcess() {
+  PrepareCudaProcess();
+  const absl::StatusOr<int> per_gpu = RanksPerGpu();
+  if (per_gpu.ok() && *per_gpu > 1) {
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", /*overwrite=*/1);
+  }
+}
 
 absl::StatusOr<std::vector<AcceleratorInfo>> ListAccelerators() {
   std::vector<AcceleratorInfo> list;
@@ -77,8 +100,10 @@ absl::StatusOr<std::vector<AcceleratorInfo>> ListAccelerators() {
                      runtime / 1000, " needs; install a newer driver"));
   }
   SDP_RETURN_IF_ERROR(CudaStatus(error, "cudaGetDeviceCount"));
-  for (int index = 0; index < count; ++index) {
-    SDP_ASSIGN_OR_RETURN(AcceleratorInfo info, Describe(index, count));
+  SDP_ASSIGN_OR_RETURN(const int per_gpu, RanksPerGpu());
+  for (int entry = 0; entry < count * per_gpu; ++entry) {
+    SDP_ASSIGN_OR_RETURN(AcceleratorInfo info, Describe(entry % count, count));
+    info.memory_bytes /= per_gpu;
     list.push_back(std::move(info));
   }
   return list;
@@ -87,13 +112,14 @@ absl::StatusOr<std::vector<AcceleratorInfo>> ListAccelerators() {
 absl::StatusOr<std::unique_ptr<Device>> NewAccelerator(
     const AcceleratorOptions& options) {
   SDP_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
-  if (count > 1 && options.rank >= count) {
+  SDP_ASSIGN_OR_RETURN(const int per_gpu, RanksPerGpu());
+  if (count > 1 && options.rank >= count * per_gpu) {
     return absl::UnavailableError(absl::StrCat(
         "rank ", options.rank, " has no GPU: this process sees ", count,
         "; run fewer ranks, or check CUDA_VISIBLE_DEVICES"));
   }
   CudaOptions cuda;
-  cuda.index = count == 1 ? 0 : options.rank;
+  cuda.index = options.rank % count;
   cuda.memory_limit_bytes = options.memory_limit_bytes;
   return NewCudaDevice(cuda);
 }

@@ -38,15 +38,24 @@ absl::Status Gpus::FitsEver(uint32_t ranks) {
   return status;
 }
 
+std::vector<Gpus::Holding> Gpus::Holdings() const {
+  std::vector<Holding> holdings;
+  std::multimap<std::string, uint64_t> holders = holders_;
+  for (const Gpu& gpu : gpus_) {
+    auto holder = holders.extract(gpu.uuid);
+    holdings.push_back({&gpu, holder.empty() ? 0 : holder.mapped()});
+  }
+  return holdings;
+}
+
 std::optional<std::string> Gpus::WhyNotNow(uint32_t ranks) const {
   size_t free = 0;
   std::set<uint64_t> jobs;
-  for (const Gpu& gpu : gpus_) {
-    auto held = holders_.find(gpu.uuid);
-    if (held == holders_.end()) {
+  for (const Holding& holding : Holdings()) {
+    if (holding.job == 0) {
       ++free;
     } else {
-      jobs.insert(held->second);
+      jobs.insert(holding.job);
     }
   }
   if (free >= ranks) return std::nullopt;
@@ -58,9 +67,11 @@ std::optional<std::string> Gpus::WhyNotNow(uint32_t ranks) const {
 
 std::vector<std::string> Gpus::Take(uint64_t job, uint32_t ranks) {
   std::vector<std::string> taken;
-  for (const Gpu& gpu : gpus_) {
+  for (const Holding& holding : Holdings()) {
     if (taken.size() == ranks) break;
-    if (holders_.emplace(gpu.uuid, job).second) taken.push_back(gpu.uuid);
+    if (holding.job != 0) continue;
+    holders_.emplace(holding.gpu->uuid, job);
+    taken.push_back(holding.gpu->uuid);
   }
   SDP_CHECK(taken.size() == ranks, "more GPUs were taken than are free");
   return taken;

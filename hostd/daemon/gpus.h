@@ -14,7 +14,8 @@ namespace slidedp::hostd {
 
 // Loop thread only. A job holds whole GPUs, one for each rank, from its start
 // until its workers and its memory are gone. Jobs with `launch: manual` take
-// none: their user chooses GPUs.
+// none: their user chooses GPUs. A GPU that the worker lists several times
+// (SLIDEDP_RANKS_PER_GPU) is as many.
 class Gpus {
  public:
   enum class Knowledge { kNone, kAsked, kKnown };
@@ -34,10 +35,17 @@ class Gpus {
   void Release(uint64_t job);
 
  private:
+  // One of gpus_ and the job that holds it; 0: free.
+  struct Holding {
+    const Gpu* gpu;
+    uint64_t job;
+  };
+  std::vector<Holding> Holdings() const;
+
   Knowledge knowledge_ = Knowledge::kNone;
   absl::Status problem_;
   std::vector<Gpu> gpus_;
-  std::map<std::string, uint64_t> holders_;  // uuid -> job
+  std::multimap<std::string, uint64_t> holders_;  // uuid -> job
 };
 
 }  // namespace slidedp::hostd

@@ -35,6 +35,17 @@ const char* Word(v1::DeviceKind device) {
 
 constexpr absl::string_view kVisibleGpus = "CUDA_VISIBLE_DEVICES=";
 
+// CUDA refuses a list that names a GPU twice.
+std::vector<std::string> Distinct(const std::vector<std::string>& names) {
+  std::vector<std::string> distinct;
+  for (const std::string& name : names) {
+    if (std::find(distinct.begin(), distinct.end(), name) == distinct.end()) {
+      distinct.push_back(name);
+    }
+  }
+  return distinct;
+}
+
 }  // namespace
 
 JobRun::JobRun(EventLoop& loop, Launcher& launcher, const Config& config,
@@ -116,7 +127,7 @@ void JobRun::LaunchWorkers() {
         return absl::StartsWith(entry, kVisibleGpus);
       });
       request.environment.push_back(
-          absl::StrCat(kVisibleGpus, absl::StrJoin(job_.gpus, ",")));
+          absl::StrCat(kVisibleGpus, absl::StrJoin(Distinct(job_.gpus), ",")));
     }
     request.environment.push_back("PATH=/usr/local/bin:/usr/bin:/bin");
     request.environment.push_back(absl::StrCat("HOME=", job_.home));

@@ -37,8 +37,8 @@ std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// What a worker gets of our environment: its language, BLAS threads, and in
-// sanitizer builds their options.
+// What a worker gets of our environment: its language, BLAS threads, what its
+// GPU libraries read, and in sanitizer builds their options.
 std::vector<std::string> WorkerEnvironment() {
   std::vector<std::string> passed;
   for (char** entry = environ; *entry != nullptr; ++entry) {
@@ -47,6 +47,7 @@ std::vector<std::string> WorkerEnvironment() {
     if (absl::StartsWith(name, "OPENBLAS_") ||
         absl::StartsWith(name, "CUDA_") || absl::StartsWith(name, "NCCL_") ||
         name == "LD_LIBRARY_PATH" || name == "LANG" ||
+        name == "SLIDEDP_RANKS_PER_GPU" ||
         absl::EndsWith(name, "SAN_OPTIONS")) {
       passed.emplace_back(pair);
     }

@@ -12,7 +12,7 @@
 #include "common/base/status.h"
 #include "common/collective/cuda_peer_collective.h"
 #include "common/collective/nccl_collective.h"
-#include "common/device/cuda_device.h"
+#include "common/device/accelerator.h"
 #include "tests/gpu/child.h"
 
 namespace slidedp::collective {
@@ -58,9 +58,9 @@ absl::Status RunBody(Collective& collective, device::Device& device,
 
 absl::Status RunRank(Way way, const RankSetup& setup, int rank,
                      Meeting& meeting, const RankBody& body) {
-  device::CudaOptions options;
-  options.index = rank;
-  SDP_ASSIGN_OR_RETURN(const auto device, device::NewCudaDevice(options));
+  device::AcceleratorOptions options;
+  options.rank = rank;
+  SDP_ASSIGN_OR_RETURN(const auto device, device::NewAccelerator(options));
   SDP_ASSIGN_OR_RETURN(const std::string id, MeetForId(meeting, rank));
   SDP_ASSIGN_OR_RETURN(auto nccl,
                        NewNcclCollective(*device, id, rank, setup.world_size,
@@ -85,8 +85,8 @@ int CountGpus() {
   const pid_t child = fork();
   SDP_CHECK(child >= 0, "fork failed");
   if (child == 0) {
-    const auto count = device::CudaDeviceCount();
-    _exit(count.ok() ? *count : 0);
+    const auto gpus = device::ListAccelerators();
+    _exit(gpus.ok() ? static_cast<int>(gpus->size()) : 0);
   }
   return testing::AwaitChild(child);
 }

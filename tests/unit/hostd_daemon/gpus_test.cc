@@ -38,6 +38,22 @@ TEST(GpusTest, AJobGetsWholeGpusUntilItGivesThemBack) {
   EXPECT_THAT(gpus.Take(9, 2), ElementsAre("GPU-a", "GPU-d"));
 }
 
+TEST(GpusTest, AGpuThatIsListedTwiceIsHeldTwice) {
+  GpuFacts facts;
+  facts.built = true;
+  for (const char* uuid : {"GPU-a", "GPU-b", "GPU-a", "GPU-b"}) {
+    facts.gpus.push_back({"test GPU", uuid, uint64_t{12} << 30});
+  }
+  Gpus gpus;
+  gpus.Set(facts);
+  EXPECT_THAT(gpus.Take(7, 1), ElementsAre("GPU-a"));
+  EXPECT_THAT(gpus.Take(8, 2), ElementsAre("GPU-b", "GPU-a"));
+  EXPECT_THAT(gpus.WhyNotNow(2).value_or(""), HasSubstr("1 of 4 free"));
+  gpus.Release(8);
+  EXPECT_EQ(gpus.WhyNotNow(3), std::nullopt);
+  EXPECT_THAT(gpus.Take(9, 3), ElementsAre("GPU-b", "GPU-a", "GPU-b"));
+}
+
 TEST(GpusTest, CountingAnewFreesNothing) {
   Gpus gpus;
   gpus.Set(FourGpus());
