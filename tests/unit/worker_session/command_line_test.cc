@@ -54,11 +54,7 @@ TEST_F(SessionTest, WithoutAGpuAutoIsTheCpu) {
   device_ = "auto";
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
-    v1::DaemonMessage message;
-    message.mutable_leave();
-    stream.Write(message);
-    Next(stream);
-    return grpc::Status::OK;
+    return Leave(stream);
   });
   EXPECT_EQ(code, 0) << Log();
 }

@@ -36,9 +36,8 @@ TEST_F(SessionEvalTest, EvaluatesBeforeAndAfterAndWritesScalars) {
     Join(stream);
     Load(stream);
     std::unique_ptr<hostd::UpdateEngine> engine = StartEngine();
+    Begin(stream);
     v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
     for (uint64_t step : {0, 2}) {
       v1::WorkerMessage report = Next(stream);
       EXPECT_EQ(report.eval_report().step(), step);
@@ -50,10 +49,7 @@ TEST_F(SessionEvalTest, EvaluatesBeforeAndAfterAndWritesScalars) {
     }
     EXPECT_TRUE(Next(stream).has_steps_done());
     engine->Stop();
-    message.mutable_leave();
-    stream.Write(message);
-    EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
-    return grpc::Status::OK;
+    return Leave(stream);
   });
   EXPECT_EQ(code, 0) << Log();
   std::vector<std::filesystem::path> files;
@@ -73,17 +69,12 @@ TEST_F(SessionEvalTest, AVerdictMayEndTheJob) {
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
     Load(stream);
-    v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
+    Begin(stream);
     EXPECT_TRUE(Next(stream).has_eval_report());
     Answer(stream, 0, true);
     EXPECT_TRUE(Next(stream).has_steps_done());
     EXPECT_EQ(state_->reports().step(0, 0).begun.value.load(), 0u);
-    message.mutable_leave();
-    stream.Write(message);
-    EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
-    return grpc::Status::OK;
+    return Leave(stream);
   });
   EXPECT_EQ(code, 0) << Log();
 }
@@ -93,9 +84,7 @@ TEST_F(SessionEvalTest, AVerdictOfAnotherEvaluationIsAnError) {
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
     Load(stream);
-    v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
+    Begin(stream);
     EXPECT_TRUE(Next(stream).has_eval_report());
     Answer(stream, 1, false);
     EXPECT_THAT(Next(stream).failed().why(), HasSubstr("one after step 1"));

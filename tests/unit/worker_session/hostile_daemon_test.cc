@@ -61,11 +61,7 @@ TEST_F(SessionTest, APlanThatIsNotTheSpecsIsRefusedAndTheNextOneTaken) {
     }
     stream.Write(ProposeMessage());
     EXPECT_TRUE(Next(stream).has_accept());
-    v1::DaemonMessage message;
-    message.mutable_leave();
-    stream.Write(message);
-    Next(stream);
-    return grpc::Status::OK;
+    return Leave(stream);
   });
   EXPECT_EQ(code, 0) << Log();
 }

@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -276,6 +277,25 @@ class SessionTest : public ::testing::Test {
     EXPECT_EQ(ready.ready().dataset_sequences(), 32);
     EXPECT_EQ(ready.ready().device_bytes(),
               policy::GpuBytes(policy::DeviceBuffers(config_, layout_, plan_)));
+  }
+  static void Begin(Stream& stream) {
+    v1::DaemonMessage message;
+    message.mutable_start();
+    stream.Write(message);
+  }
+  // To the worker, which does nothing else then.
+  static grpc::Status Leave(Stream& stream) {
+    v1::DaemonMessage message;
+    message.mutable_leave();
+    stream.Write(message);
+    EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
+    return grpc::Status::OK;
+  }
+  // Until the worker is inside its first step.
+  void AwaitStep() const {
+    while (state_->reports().step(0, 0).begun.value.load() != 1) {
+      std::this_thread::yield();
+    }
   }
   void MakeState() {
     absl::StatusOr<std::unique_ptr<hostd::HostState>> state =

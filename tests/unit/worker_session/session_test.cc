@@ -18,9 +18,8 @@ TEST_F(SessionTest, AWholeJobLeavesWithZeroAndATrainedModel) {
     Join(stream);
     Load(stream);
     std::unique_ptr<hostd::UpdateEngine> engine = StartEngine();
+    Begin(stream);
     v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
     EXPECT_TRUE(Next(stream).has_steps_done());
     while (engine->steps_done() < spec_.steps()) std::this_thread::yield();
     engine->Stop();
@@ -38,10 +37,7 @@ TEST_F(SessionTest, AWholeJobLeavesWithZeroAndATrainedModel) {
     stream.Write(message);
     v1::WorkerMessage committed = Next(stream);
     EXPECT_EQ(committed.output_committed().path(), folder_.Sub("out"));
-    message.mutable_leave();
-    stream.Write(message);
-    EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
-    return grpc::Status::OK;
+    return Leave(stream);
   });
   EXPECT_EQ(code, 0) << Log();
   EXPECT_EQ(steps_, 2);
@@ -66,12 +62,9 @@ TEST_F(SessionTest, AnAbortMessageEndsAStepAtOnce) {
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
     Load(stream);
+    Begin(stream);
+    AwaitStep();
     v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
-    while (state_->reports().step(0, 0).begun.value.load() != 1) {
-      std::this_thread::yield();
-    }
     message.mutable_abort()->set_why("rank 1 was killed");
     stream.Write(message);
     EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
@@ -86,12 +79,8 @@ TEST_F(SessionTest, TheAbortWordEndsAStepAtOnce) {
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
     Load(stream);
-    v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
-    while (state_->reports().step(0, 0).begun.value.load() != 1) {
-      std::this_thread::yield();
-    }
+    Begin(stream);
+    AwaitStep();
     state_->versions().abort().store(
         static_cast<uint64_t>(shm::AbortReason::kRankLost));
     EXPECT_EQ(Next(stream).what_case(), v1::WorkerMessage::WHAT_NOT_SET);
@@ -106,12 +95,8 @@ TEST_F(SessionTest, ALostDaemonEndsAStepAtOnce) {
   int code = RunWorker([this](Stream& stream) {
     Join(stream);
     Load(stream);
-    v1::DaemonMessage message;
-    message.mutable_start();
-    stream.Write(message);
-    while (state_->reports().step(0, 0).begun.value.load() != 1) {
-      std::this_thread::yield();
-    }
+    Begin(stream);
+    AwaitStep();
     return grpc::Status(grpc::StatusCode::UNAVAILABLE, "shutting down");
   });
   EXPECT_EQ(code, 4);
