@@ -88,6 +88,7 @@ def train(options):
         raise SystemExit(f"--batch-size {options.batch_size} is not a multiple "
                          f"of {world} ranks")
     rows = options.batch_size // world
+    micro = min(rows, options.micro_batch_size)
     log = open(options.records, "w") if rank == 0 else None
     for step in range(options.steps):
         began = time.perf_counter()
@@ -96,14 +97,18 @@ def train(options):
         part = slice(rank * rows, (rank + 1) * rows)
         ids = torch.tensor(ids[part]).long().to(device)
         labels = torch.tensor(labels[part]).long().to(device)
-        with attention_kernel(options.attention):
-            logits = model(input_ids=ids, use_cache=False).logits
-            loss_sum = functional.cross_entropy(
-                logits.flatten(0, 1).float(), labels.flatten(),
-                ignore_index=-100, reduction="sum")
-            del logits
-            # FSDP divides the ranks' sum of gradients by their number.
-            (loss_sum * (world / valid)).backward()
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        for first in range(0, rows, micro):
+            some = slice(first, first + micro)
+            with attention_kernel(options.attention):
+                logits = model(input_ids=ids[some], use_cache=False).logits
+                loss_sum = functional.cross_entropy(
+                    logits.flatten(0, 1).float(), labels[some].flatten(),
+                    ignore_index=-100, reduction="sum")
+                del logits
+                # FSDP divides the ranks' sum of gradients by their number.
+                (loss_sum * (world / valid)).backward()
+            total += loss_sum.detach().double()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(),
                                               options.max_grad_norm)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
@@ -113,7 +118,6 @@ def train(options):
             group["lr"] = lr
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        total = loss_sum.detach().double()
         dist.all_reduce(total)
         record = {"step": step + 1, "loss": total.item() / valid,
                   "grad_norm": norm.item(), "lr": lr, "valid_tokens": valid,
@@ -159,6 +163,8 @@ def main():
     for name in ("steps", "sequence-length", "batch-size", "warmup-steps",
                  "seed"):
         command.add_argument(f"--{name}", type=int, required=True)
+    command.add_argument("--micro-batch-size", type=int, default=16,
+                         help="sequences that a rank computes at once")
     for name in ("lr", "beta1", "beta2", "eps", "weight-decay",
                  "max-grad-norm", "min-lr-ratio"):
         command.add_argument(f"--{name}", type=float, required=True)
