@@ -1,11 +1,11 @@
 // Linked into every GPU test: what a worker's main does first.
-#include "common/device/cuda_device.h"
+#include "common/device/accelerator.h"
 
 namespace slidedp::device {
 namespace {
 
 const bool prepared = [] {
-  PrepareCudaProcess();
+  PrepareAcceleratorProcess();
   return true;
 }();
 
