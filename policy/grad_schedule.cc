@@ -67,16 +67,17 @@ GradSchedule MakeGradSchedule(const model::StateLayout& layout,
   uint64_t offset = 0;
   for (int r = 0; r < plan.ranks; ++r) {
     const uint64_t per_step = schedule.chunks[r].size();
-    schedule.slots.push_back(plan.update_mode == UpdateMode::kEager
-                                 ? std::min(plan.ring_chunks, per_step)
-                                 : per_step);
-    const bool ring = schedule.slots[r] < per_step;
+    const bool eager = plan.update_mode == UpdateMode::kEager;
+    const uint64_t own = eager ? std::min(plan.own_chunks, per_step) : per_step;
+    const uint64_t ring = std::min(plan.ring_chunks, per_step - own);
+    schedule.own.push_back(own);
+    schedule.ring.push_back(ring);
     std::vector<uint64_t>& offsets = schedule.slot_offsets.emplace_back();
-    for (uint64_t slot = 0; slot < schedule.slots[r]; ++slot) {
+    for (uint64_t slot = 0; slot < own + ring; ++slot) {
       offsets.push_back(offset);
-      offset += AlignUp(
-          2 * (ring ? schedule.chunk_elements : schedule.chunks[r][slot].count),
-          kCacheLineBytes);
+      offset += AlignUp(2 * (slot < own ? schedule.chunks[r][slot].count
+                                        : schedule.chunk_elements),
+                        kCacheLineBytes);
     }
     offset = AlignUp(offset, kPageBytes);
   }

@@ -3,6 +3,7 @@
 // how many bytes everything takes. Pure: no clock, no files, no logging.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -64,9 +65,11 @@ struct Plan {
   int64_t documents_per_sequence = 0;
   uint64_t h2d_chunk_bytes = 0;
   uint64_t d2h_chunk_bytes = 0;
-  int window_slots = 2;      // decoder units on the device
-  int grad_slots = 2;        // decoder gradient accumulators on the device
-  uint64_t ring_chunks = 0;  // per rank; deferred: chunks of a whole step
+  int window_slots = 2;  // decoder units on the device
+  int grad_slots = 2;    // decoder gradient accumulators on the device
+  // Eager: gradient chunks of each rank (GradSchedule).
+  uint64_t own_chunks = 0;
+  uint64_t ring_chunks = 0;
   int64_t head_chunk_tokens = 0;
   int compute_threads = 1;
   int update_threads = 1;
@@ -120,20 +123,42 @@ struct GradChunk {
 // wholly frozen ones are left out), their buckets too, chunks within a bucket
 // by ascending position. `gpu_root`: rank 0 drains the whole bucket;
 // `gpu_sharded`: each rank its shard; `cpu`: every rank all of it.
+//
+// The first chunks of a step have slots of their own in `grads`: in eager mode
+// some, otherwise all. Nobody waits for those: when a rank writes there again
+// it has computed with parameters that were published after the slot was read.
+// So the first units' updates may wait for threads until the next forward pass
+// comes to them, which is late. The other chunks of the step take turns in a
+// ring.
 struct GradSchedule {
   std::vector<GradBucket> buckets;  // in the order of draining
   // Per rank, the sequence of one step.
   std::vector<std::vector<GradChunk>> chunks;
   uint64_t chunk_elements;  // the most that a chunk carries
-  // Slots of the rank's ring in `grads`; chunk number n is in slot n % slots.
-  std::vector<uint64_t> slots;
-  // Bytes from the start of `grads` to each slot of each rank. A slot of a ring
-  // holds any chunk; where a whole step has slots, each its own chunk.
+  // Slots of each rank: of their own, and of the ring.
+  std::vector<uint64_t> own, ring;
+  // Bytes from the start of `grads` to each slot of each rank. A slot of the
+  // ring holds any chunk, another its own.
   std::vector<std::vector<uint64_t>> slot_offsets;
   uint64_t grads_bytes;
 
+  uint64_t slots(int rank) const { return own[rank] + ring[rank]; }
+  // Of chunk `chunk_number`, counted over all steps.
   uint64_t slot_offset_bytes(int rank, uint64_t chunk_number) const {
-    return slot_offsets[rank][chunk_number % slots[rank]];
+    const uint64_t index = chunk_number % chunks[rank].size();
+    return slot_offsets[rank]
+                       [index < own[rank]
+                            ? index
+                            : own[rank] + (index - own[rank]) % ring[rank]];
+  }
+  // How many chunks of a step must be free (shm::Versions::grad_free) before
+  // those below `end` may be written.
+  uint64_t FreeBefore(int rank, uint64_t end) const {
+    return end > slots(rank) ? end - ring[rank] : 0;
+  }
+  // How many may be written when so many are free.
+  uint64_t WrittenAtMost(int rank, uint64_t free) const {
+    return std::max(free, own[rank]) + ring[rank];
   }
 };
 GradSchedule MakeGradSchedule(const model::StateLayout& layout,
@@ -219,7 +244,8 @@ struct Problem {
   std::optional<GradRoute> grads;
   std::optional<ReduceDType> reduce;
   RouteChoice embedding, decoder, head;  // of one kind of unit; come first
-  uint64_t h2d_chunk_bytes = 0, d2h_chunk_bytes = 0, ring_chunks = 0;
+  uint64_t h2d_chunk_bytes = 0, d2h_chunk_bytes = 0;
+  uint64_t own_chunks = 0, ring_chunks = 0;
   int window_slots = 0, grad_slots = 0;
   int64_t head_chunk_tokens = 0;
   int compute_threads = 0, update_threads = 0;

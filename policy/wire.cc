@@ -165,6 +165,7 @@ v1::Plan ToWire(const Plan& plan) {
   wire.set_d2h_chunk_bytes(plan.d2h_chunk_bytes);
   wire.set_window_slots(plan.window_slots);
   wire.set_grad_slots(plan.grad_slots);
+  wire.set_own_chunks(plan.own_chunks);
   wire.set_ring_chunks(plan.ring_chunks);
   wire.set_head_chunk_tokens(plan.head_chunk_tokens);
   wire.set_compute_threads(plan.compute_threads);
@@ -211,6 +212,7 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
       return Bad(field.name, field.value);
     }
   }
+  if (wire.own_chunks() > 65536) return Bad("own_chunks", wire.own_chunks());
   Plan plan;
   plan.ranks = static_cast<int>(wire.ranks());
   SDP_ASSIGN_OR_RETURN(plan.embedding, FromWire(wire.embedding()));
@@ -241,6 +243,7 @@ absl::StatusOr<Plan> FromWire(const v1::Plan& wire) {
   plan.d2h_chunk_bytes = wire.d2h_chunk_bytes();
   plan.window_slots = static_cast<int>(wire.window_slots());
   plan.grad_slots = static_cast<int>(wire.grad_slots());
+  plan.own_chunks = wire.own_chunks();
   plan.ring_chunks = wire.ring_chunks();
   plan.head_chunk_tokens = static_cast<int64_t>(wire.head_chunk_tokens());
   plan.compute_threads = static_cast<int>(wire.compute_threads());
@@ -300,6 +303,7 @@ absl::StatusOr<Problem> ProblemOf(const v1::JobSpec& spec,
   const v1::Tuning& tuning = spec.tuning();
   problem.h2d_chunk_bytes = tuning.h2d_chunk_bytes();
   problem.d2h_chunk_bytes = tuning.d2h_chunk_bytes();
+  problem.own_chunks = tuning.own_chunks();
   problem.ring_chunks = tuning.ring_chunks();
   problem.window_slots = static_cast<int>(tuning.window_slots());
   problem.grad_slots = static_cast<int>(tuning.grad_slots());

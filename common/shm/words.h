@@ -61,7 +61,8 @@ class Versions {
 
   std::atomic<uint64_t>& abort() const;      // AbortReason
   std::atomic<uint64_t>& heartbeat() const;  // MonotonicNs
-  // Chunks of the rank consumed, as a prefix of its sequence.
+  // Chunks of the rank consumed, as a prefix of its sequence, in which chunks
+  // with slots of their own (policy::GradSchedule) count at once.
   std::atomic<uint64_t>& grad_free(uint64_t rank) const;
   std::atomic<uint64_t>& param_version(uint64_t unit) const;
 

@@ -18,9 +18,9 @@ namespace {
 
 // Keys of a plan file that are keys of a job file's tuning, in their order.
 constexpr const char* kTuningKeys[] = {
-    "h2d_chunk_bytes", "d2h_chunk_bytes",   "window_slots",
-    "grad_slots",      "stage_slots",       "ring_chunks",
-    "compute_threads", "head_chunk_tokens", "update_threads"};
+    "h2d_chunk_bytes",   "d2h_chunk_bytes", "window_slots", "grad_slots",
+    "stage_slots",       "own_chunks",      "ring_chunks",  "compute_threads",
+    "head_chunk_tokens", "update_threads"};
 constexpr const char* kKinds[] = {"embedding", "decoder", "head"};
 
 struct Layer {
@@ -275,6 +275,7 @@ Json JsonPlanFile(const policy::Plan& plan) {
   json["window_slots"] = plan.window_slots;
   json["grad_slots"] = plan.grad_slots;
   json["stage_slots"] = plan.stage_slots;
+  json["own_chunks"] = plan.own_chunks;
   json["ring_chunks"] = plan.ring_chunks;
   json["compute_threads"] = plan.compute_threads;
   json["update_threads"] = plan.update_threads;

@@ -114,8 +114,7 @@ std::vector<PlacedRange> PlaceGradients(const policy::GradSchedule& schedule,
   std::vector<PlacedRange> ranges;
   for (size_t r = 0; r < schedule.chunks.size(); ++r) {
     const int rank = static_cast<int>(r);
-    if (schedule.slots[r] != schedule.chunks[r].size()) continue;
-    for (uint64_t i = 0; i < schedule.slots[r]; ++i) {
+    for (uint64_t i = 0; i < schedule.own[r]; ++i) {
       const policy::GradChunk& chunk = schedule.chunks[r][i];
       const uint64_t begin = schedule.slot_offset_bytes(rank, i);
       Append(ranges, begin, begin + chunk.count * 2,

@@ -44,15 +44,18 @@ absl::Status Arrivals::Poll() {
     // of them is seen here too.
     const uint64_t freed =
         state_.versions().grad_free(r).load(std::memory_order_relaxed);
-    const uint64_t slots = state_.grad_schedule().slots[r];
-    if (ready < seen_[r] || ready > freed + slots) {
+    const uint64_t chunks = work_.chunks(rank);
+    // A step ends with all chunks free.
+    const uint64_t begin = chunks == 0 ? 0 : freed / chunks * chunks;
+    const uint64_t most =
+        begin + state_.grad_schedule().WrittenAtMost(rank, freed - begin);
+    if (ready < seen_[r] || ready > most) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", r, ": grad_ready = ", ready, " in step ", step_,
-          ": must be at least ", seen_[r], " as before, and at most ",
-          freed + slots, " for a ring of ", slots, " chunks with ", freed,
-          " freed"));
+          ": must be at least ", seen_[r], " as before, and at most ", most,
+          " for its slots with ", freed, " chunks freed"));
     }
-    const uint64_t step_end = (step_ + 1) * work_.chunks(rank);
+    const uint64_t step_end = (step_ + 1) * chunks;
     if (ready > step_end && !Published()) {
       return absl::FailedPreconditionError(absl::StrCat(
           "rank ", r, ": grad_ready = ", ready, ": a chunk of step ", step_ + 1,

@@ -1,10 +1,9 @@
 // Threads that work off tasks in slices, a pool for each NUMA node of a
-// placement. Lowest task first; many threads share a task. Knows nothing of
+// placement. First task first; many threads share a task. Knows nothing of
 // planes and words.
 #pragma once
 
 #include <atomic>
-#include <compare>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -12,10 +11,12 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "common/base/units.h"
 #include "hostd/store/placement.h"
+#include "hostd/update/step_work.h"
 
 namespace slidedp::hostd {
 
@@ -31,12 +32,18 @@ enum class TaskKind {
 // For traces.
 const char* TaskName(TaskKind kind);
 
-// Ordered: the lowest unit is needed first, by the next forward.
+// Ordered: turns first, then the lowest unit, which the next forward needs
+// first.
 struct Task {
   int unit;
   TaskKind kind;
   uint64_t index;  // piece; kNorm: block
-  auto operator<=>(const Task&) const = default;
+  uint64_t turn = kLastTurn;
+
+  bool operator<(const Task& other) const {
+    return std::tie(turn, unit, kind, index) <
+           std::tie(other.turn, other.unit, other.kind, other.index);
+  }
 };
 
 class NodePools {

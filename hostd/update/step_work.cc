@@ -1,5 +1,6 @@
 #include "hostd/update/step_work.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -26,6 +27,10 @@ StepWork MakeStepWork(const model::StateLayout& layout,
       piece.bucket = chunk.bucket;
       piece.begin = chunk.begin;
       piece.count = chunk.count;
+      if (piece.chunks.empty()) piece.turn = kLastTurn;
+      if (i >= schedule.own[r] && i + schedule.ring[r] < sequence.size()) {
+        piece.turn = std::min(piece.turn, i);
+      }
       piece.chunks.push_back({r, i});
     }
   }

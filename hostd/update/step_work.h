@@ -11,6 +11,9 @@
 
 namespace slidedp::hostd {
 
+// Of what nothing in the same step waits for.
+inline constexpr uint64_t kLastTurn = ~uint64_t{0};
+
 // A chunk of a rank, by its place in the rank's sequence of one step.
 struct ChunkRef {
   int rank;
@@ -19,10 +22,14 @@ struct ChunkRef {
 
 // A range of a unit that one task updates. `gpu_root` and `gpu_sharded`: one
 // chunk; `cpu`: the same range of every rank, in rank order.
+//
+// `turn`: what threads take first. A chunk of the ring whose slot a later chunk
+// of the step needs holds ranks up, in the order of draining.
 struct Piece {
   int unit, bucket;
   uint64_t begin, count;  // elements from the unit's start
   std::vector<ChunkRef> chunks;
+  uint64_t turn;
   // What one thread takes at a time: slice i begins i * slice_elements after
   // `begin`. Numbered over all pieces.
   uint64_t first_slice, slices;

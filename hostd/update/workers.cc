@@ -94,8 +94,9 @@ void UpdateWorkers::Update(std::span<const int> pieces) {
 
 void UpdateWorkers::PushPieces(TaskKind kind, std::span<const int> pieces) {
   for (int index : pieces) {
-    const Task task = {work_.pieces[index].unit, kind,
-                       static_cast<uint64_t>(index)};
+    const Piece& piece = work_.pieces[index];
+    const Task task = {piece.unit, kind, static_cast<uint64_t>(index),
+                       kind == TaskKind::kRows ? kLastTurn : piece.turn};
     // Sums leave the planes alone.
     if (kind == TaskKind::kSum) {
       PushPiece(task);
@@ -343,6 +344,7 @@ void UpdateWorkers::FinishPiece(int index) {
 }
 
 void UpdateWorkers::Consume(const Piece& piece) {
+  const policy::GradSchedule& schedule = state_.grad_schedule();
   for (const ChunkRef& chunk : piece.chunks) {
     std::vector<char>& consumed = consumed_[chunk.rank];
     consumed[chunk.index] = true;
@@ -350,7 +352,8 @@ void UpdateWorkers::Consume(const Piece& piece) {
     uint64_t& prefix = prefix_[chunk.rank];
     const uint64_t before = prefix;
     while (prefix - step_begin < consumed.size() &&
-           consumed[prefix - step_begin]) {
+           (prefix - step_begin < schedule.own[chunk.rank] ||
+            consumed[prefix - step_begin])) {
       ++prefix;
     }
     // Release: the chunks' values were read before.

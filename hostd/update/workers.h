@@ -134,7 +134,8 @@ class UpdateWorkers {
   // Per piece, while held: kUpdate and kRows are finished.
   std::vector<char> updated_, rows_updated_;
   // Per rank: chunks of this step that were consumed, and the prefix over all
-  // steps, which is what grad_free says.
+  // steps, which is what grad_free says. Chunks with slots of their own don't
+  // hold it up: nobody waits for them.
   std::vector<std::vector<char>> consumed_;
   std::vector<uint64_t> prefix_;
 

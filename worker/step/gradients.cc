@@ -278,7 +278,6 @@ absl::Status Gradients::Drain(size_t bucket, uint64_t step, const Share& share,
   device::Device& device = *in_.device;
   const int unit = schedule_.buckets[bucket].unit;
   const auto& chunks = schedule_.chunks[in_.rank];
-  const uint64_t slots = schedule_.slots[in_.rank];
   // While the bucket is still being reduced.
   if (drains_used_rows(unit) && share.end > share.begin) {
     SDP_RETURN_IF_ERROR(FetchUsedRows(step));
@@ -296,7 +295,8 @@ absl::Status Gradients::Drain(size_t bucket, uint64_t step, const Share& share,
     ++end;
   }
   // Room is waited for by the group: every wait costs the stream commands.
-  const uint64_t group = std::max<uint64_t>(1, slots / kGroupsOfRing);
+  const uint64_t group =
+      std::max<uint64_t>(1, schedule_.ring[in_.rank] / kGroupsOfRing);
   size_t room_until = next_chunk_;
   for (; next_chunk_ < end; ++next_chunk_) {
     const policy::GradChunk& chunk = chunks[next_chunk_];
@@ -306,9 +306,10 @@ absl::Status Gradients::Drain(size_t bucket, uint64_t step, const Share& share,
     const uint64_t number = step * chunks.size() + next_chunk_;
     if (next_chunk_ == room_until) {
       room_until = std::min(end, next_chunk_ + group);
-      const uint64_t last = number + (room_until - next_chunk_);
-      if (last > slots) {
-        SDP_RETURN_IF_ERROR(WaitForChunks(last - slots, unit, step));
+      const uint64_t free = schedule_.FreeBefore(in_.rank, room_until);
+      if (free > 0) {
+        SDP_RETURN_IF_ERROR(
+            WaitForChunks(step * chunks.size() + free, unit, step));
       }
     }
     const bf16* from = share.data + (chunk.begin - share.begin);
@@ -326,24 +327,18 @@ absl::Status Gradients::Drain(size_t bucket, uint64_t step, const Share& share,
 }
 
 absl::Status Gradients::WaitForChunks(uint64_t freed, int unit, uint64_t step) {
-  // A place of its own for every chunk was free before the step began.
-  const bool ring =
-      schedule_.slots[in_.rank] < schedule_.chunks[in_.rank].size();
-  if (ring) {
-    SDP_RETURN_IF_ERROR(in_.times->Begin(
-        Lane::kDrainWait, step, {"wait for free chunks", unit}, *drain_));
-  }
+  SDP_RETURN_IF_ERROR(in_.times->Begin(
+      Lane::kDrainWait, step, {"wait for free chunks", unit}, *drain_));
   SDP_RETURN_IF_ERROR(
       in_.device->WaitWord(&in_.versions.grad_free(in_.rank), freed, *drain_));
-  return ring ? in_.times->End(Lane::kDrainWait, step, *drain_)
-              : absl::OkStatus();
+  return in_.times->End(Lane::kDrainWait, step, *drain_);
 }
 
 int64_t Gradients::Waits(const model::StateLayout& layout,
                          const policy::Plan& plan, int rank) {
   const policy::GradSchedule schedule = policy::MakeGradSchedule(layout, plan);
   const size_t chunks = schedule.chunks[rank].size();
-  return schedule.slots[rank] < chunks ? static_cast<int64_t>(chunks) : 0;
+  return schedule.slots(rank) < chunks ? static_cast<int64_t>(chunks) : 0;
 }
 
 absl::Status Gradients::DrainLoss(const double* loss_sum, uint64_t step,

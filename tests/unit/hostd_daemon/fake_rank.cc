@@ -208,9 +208,8 @@ void TrainOnNothing(const FakeAttachment& attachment,
     for (uint64_t i = 0; i < chunks; ++i) {
       const uint64_t number = step * chunks + i;
       Await([&] {
-        return versions.grad_free(rank).load(std::memory_order_acquire) +
-                   schedule.slots[rank] >
-               number;
+        return versions.grad_free(rank).load(std::memory_order_acquire) >=
+               step * chunks + schedule.FreeBefore(rank, i + 1);
       });
       reports.square_norm(rank, schedule.chunks[rank][i].bucket) = 0;
       reports.grad_ready(rank).store(number + 1, std::memory_order_release);

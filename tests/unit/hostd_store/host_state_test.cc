@@ -156,10 +156,10 @@ TEST(HostStateTest, ChunksInFlightHaveSlotsOfTheirOwn) {
   const policy::GradSchedule& schedule = state->grad_schedule();
   std::set<const bf16*> slots;
   for (int r = 0; r < 2; ++r) {
-    for (uint64_t n = 0; n < schedule.slots[r]; ++n) {
+    for (uint64_t n = 0; n < schedule.slots(r); ++n) {
       slots.insert(state->grad_chunk(r, n));
       EXPECT_EQ(state->grad_chunk(r, n),
-                state->grad_chunk(r, n + schedule.slots[r]));
+                state->grad_chunk(r, n + schedule.chunks[r].size()));
     }
   }
   EXPECT_EQ(slots.size(), 6u);

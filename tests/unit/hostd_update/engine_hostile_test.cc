@@ -146,7 +146,7 @@ TEST(EngineHostileTest, GradReadyBeyondTheRingNamesTheRank) {
     JobOptions options = Eager(policy::GradRoute::kGpuSharded);
     options.mode = mode;
     Job job(options);
-    const uint64_t slots = job.state->grad_schedule().slots[1];
+    const uint64_t slots = job.state->grad_schedule().slots(1);
     for (uint64_t jump : {slots + 1, ~uint64_t{0}}) {
       Job hostile(options);
       const Snapshot start = Snapshot::Of(*hostile.state);

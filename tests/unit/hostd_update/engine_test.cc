@@ -2,6 +2,7 @@
 // reference's bits, whatever the chunks, rings and threads.
 #include "hostd/update/engine.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <string>
@@ -39,6 +40,7 @@ TEST_P(EngineRouteTest, EqualsTheReferenceForAllChunksRingsAndThreads) {
   for (uint64_t chunk_bytes : {128u, 896u, 1u << 20}) {
     JobOptions options = Options();
     options.chunk_bytes = chunk_bytes;
+    options.own_chunks = chunk_bytes == 1u << 20 ? 1 : 4;
     options.ring_chunks = chunk_bytes == 896 ? 1 : 5;
     options.threads = chunk_bytes == 128 ? 3 : 1;
     ExpectReference(options);
@@ -185,32 +187,39 @@ TEST(EngineTest, HostSummedNormIsOfTheRoundedSumInBothModes) {
               1e-3 * std::sqrt(square_norm));
 }
 
-TEST(EngineTest, EagerRingMayBeSmallerThanAStep) {
+class EagerSlotsTest : public ::testing::TestWithParam<uint64_t> {};
+
+TEST_P(EagerSlotsTest, MayBeFewerThanAStepHasChunks) {
   JobOptions options;
   options.ranks = 2;
   options.mode = policy::UpdateMode::kEager;
   options.route = policy::GradRoute::kGpuSharded;
   options.chunk_bytes = 256;
+  options.own_chunks = GetParam();
   options.ring_chunks = 2;
   Job job(options);
   for (int r = 0; r < 2; ++r) {
     ASSERT_GT(job.state->grad_schedule().chunks[r].size(),
-              4 * job.state->grad_schedule().slots[r]);
+              4 * job.state->grad_schedule().slots(r));
   }
-  // A rank never has more chunks out than its ring holds.
+  // A rank never has more chunks out than its slots hold.
   Deviations watch;
   std::atomic<uint64_t> overruns = 0;
   watch.before_chunk = [&](int rank, uint64_t step, uint64_t chunk) {
     const policy::GradSchedule& schedule = job.state->grad_schedule();
-    const uint64_t number = step * schedule.chunks[rank].size() + chunk;
-    const uint64_t freed = job.state->versions().grad_free(rank).load();
-    if (number - freed >= schedule.slots[rank] || freed > number) ++overruns;
+    const uint64_t begin = step * schedule.chunks[rank].size();
+    const uint64_t free = job.state->versions().grad_free(rank).load() - begin;
+    if (chunk >= schedule.WrittenAtMost(rank, free) ||
+        free > std::max(chunk, schedule.own[rank])) {
+      ++overruns;
+    }
     return true;
   };
   const Outcome outcome = RunJob(job, watch);
   EXPECT_THAT(outcome.failures, IsEmpty());
   EXPECT_EQ(overruns.load(), 0u);
 }
+INSTANTIATE_TEST_SUITE_P(Own, EagerSlotsTest, Values(0, 1, 3));
 
 TEST(EngineTest, NanInOneGradientSkipsTheStepAndChangesNoPlane) {
   for (policy::GradRoute route :

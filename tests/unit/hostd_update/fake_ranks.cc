@@ -93,6 +93,7 @@ Job::Job(const JobOptions& o, uint32_t seed) : options(o) {
   plan.decoder.grads = o.decoder_route.value_or(o.route);
   plan.update_mode = o.mode;
   plan.d2h_chunk_bytes = plan.h2d_chunk_bytes = o.chunk_bytes;
+  plan.own_chunks = o.own_chunks;
   plan.ring_chunks = o.ring_chunks;
   plan.update_threads = o.threads;
   auto created = HostState::Create("test", layout, plan);
@@ -267,9 +268,8 @@ bool FakeRanks::RunStep(int rank, uint64_t step) {
     const uint64_t number = step * chunks.size() + i;
     if (!Await([&] {
           return state.versions().grad_free(rank).load(
-                     std::memory_order_acquire) +
-                     schedule.slots[rank] >
-                 number;
+                     std::memory_order_acquire) >=
+                 step * chunks.size() + schedule.FreeBefore(rank, i + 1);
         })) {
       return false;
     }

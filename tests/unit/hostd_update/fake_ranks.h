@@ -26,7 +26,7 @@ struct JobOptions {
   std::optional<policy::GradRoute> decoder_route;
   policy::UpdateMode mode = policy::UpdateMode::kDeferred;
   uint64_t chunk_bytes = 1024;
-  uint64_t ring_chunks = 3;
+  uint64_t own_chunks = 0, ring_chunks = 3;
   int threads = 2;
   bool tied = false;
   uint64_t steps = 5;

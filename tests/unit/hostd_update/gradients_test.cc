@@ -124,6 +124,31 @@ TEST(StepWorkTest, RanksWithoutAShardDrainNothing) {
   }
 }
 
+// Chunks whose slots are needed again within the step, as they come. Those with
+// slots of their own and the last ring's worth have no turn, so go by unit.
+TEST(StepWorkTest, WhatAFullRingWaitsForHasATurn) {
+  const model::StateLayout layout = TwoUnits(256, 1280);
+  policy::Plan plan;
+  plan.ranks = 1;
+  plan.d2h_chunk_bytes = 256;
+  plan.own_chunks = 2;
+  plan.ring_chunks = 5;
+  for (const auto mode :
+       {policy::UpdateMode::kEager, policy::UpdateMode::kDeferred}) {
+    plan.update_mode = mode;
+    const policy::GradSchedule schedule =
+        policy::MakeGradSchedule(layout, plan);
+    const StepWork work = MakeStepWork(layout, plan, schedule);
+    ASSERT_EQ(work.piece_of[0].size(), 12u);
+    for (uint64_t n = 0; n < 12; ++n) {
+      const bool waited_for =
+          mode == policy::UpdateMode::kEager && n >= 2 && n + 5 < 12;
+      EXPECT_EQ(work.pieces[work.piece_of[0][n]].turn,
+                waited_for ? n : kLastTurn);
+    }
+  }
+}
+
 TEST(StepWorkTest, UnitsAreNamedForPeople) {
   const model::StateLayout layout = TwoUnits(128, 128);
   EXPECT_EQ(DescribeUnit(layout, 0), "unit 0 (embedding)");

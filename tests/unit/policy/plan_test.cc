@@ -1,5 +1,6 @@
 #include "policy/plan.h"
 
+#include <map>
 #include <set>
 
 #include "common/base/units.h"
@@ -121,6 +122,7 @@ TEST_P(GradScheduleTest, SlotsDoNotOverlap) {
     problem.grads = c.route;
     problem.d2h_chunk_bytes = c.chunk_bytes;
     problem.clipping = clipping;
+    problem.own_chunks = 2;
     problem.ring_chunks = 3;
     ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
     const GradSchedule schedule =
@@ -129,23 +131,33 @@ TEST_P(GradScheduleTest, SlotsDoNotOverlap) {
     for (int r = 0; r < c.ranks; ++r) {
       const std::vector<GradChunk>& chunks = schedule.chunks[r];
       if (clipping) {
-        EXPECT_EQ(schedule.slots[r], chunks.size());
+        EXPECT_EQ(schedule.own[r], chunks.size());
+        EXPECT_EQ(schedule.ring[r], 0u);
       } else {
-        EXPECT_LE(schedule.slots[r], 3u);
+        EXPECT_LE(schedule.own[r], 2u);
+        EXPECT_LE(schedule.ring[r], 3u);
       }
-      std::vector<uint64_t> most(schedule.slots[r]);
-      for (uint64_t n = 0; n < 4 * chunks.size(); ++n) {
-        uint64_t& bytes = most[n % schedule.slots[r]];
-        bytes = std::max(bytes, 2 * chunks[n % chunks.size()].count);
+      std::map<uint64_t, uint64_t> most;  // bytes, by offset
+      for (uint64_t n = 0; n < chunks.size(); ++n) {
+        const uint64_t at = schedule.slot_offset_bytes(r, n);
+        EXPECT_EQ(schedule.slot_offset_bytes(r, n + 3 * chunks.size()), at);
+        // Whoever was there before is one of those that had to be free.
+        const bool taken = most.contains(at);
+        EXPECT_EQ(taken, n >= schedule.slots(r));
+        EXPECT_EQ(taken, schedule.FreeBefore(r, n + 1) > 0);
+        if (taken) {
+          const uint64_t before = schedule.FreeBefore(r, n + 1) - 1;
+          EXPECT_EQ(schedule.slot_offset_bytes(r, before), at);
+          EXPECT_EQ(schedule.WrittenAtMost(r, before + 1), n + 1);
+        }
+        most[at] = std::max(most[at], 2 * chunks[n].count);
       }
-      for (uint64_t slot = 0; slot < schedule.slots[r]; ++slot) {
-        const uint64_t begin = schedule.slot_offset_bytes(r, slot);
+      EXPECT_EQ(most.size(), schedule.slots(r));
+      for (const auto& [begin, bytes] : most) {
         EXPECT_GE(begin, end);
         EXPECT_EQ(begin % kCacheLineBytes, 0u);
-        EXPECT_EQ(begin,
-                  schedule.slot_offset_bytes(r, slot + 5 * schedule.slots[r]));
-        end = begin + most[slot];
-        used += AlignUp(most[slot], kCacheLineBytes);
+        end = begin + bytes;
+        used += AlignUp(bytes, kCacheLineBytes);
       }
     }
     EXPECT_LE(end, schedule.grads_bytes);
@@ -327,6 +339,7 @@ TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
           {[](Problem& p) { p.h2d_chunk_bytes = 2 * kGiB; }, "h2d_chunk_bytes"},
           {[](Problem& p) { p.window_slots = 5000; }, "window_slots"},
           {[](Problem& p) { p.ring_chunks = 1 << 20; }, "ring_chunks"},
+          {[](Problem& p) { p.own_chunks = 1 << 20; }, "own_chunks"},
       };
   for (const auto& [change, field] : cases) {
     Problem problem = TinyProblem(1);
@@ -334,6 +347,19 @@ TEST(MakePlanTest, NonsenseIsRefusedWithItsField) {
     EXPECT_THAT(MakePlan(problem),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(field)));
   }
+}
+
+TEST(MakePlanTest, ASixthOfAnEagerStepsGradientsHasSlotsOfItsOwn) {
+  Problem problem = TinyProblem(/*ranks=*/1, /*tied=*/false);
+  problem.clipping = false;
+  problem.d2h_chunk_bytes = 128;
+  ASSERT_OK_AND_ASSIGN(const Plan plan, MakePlan(problem));
+  const GradSchedule schedule =
+      MakeGradSchedule(model::MakeStateLayout(problem.config), plan);
+  const uint64_t chunks = schedule.chunks[0].size();
+  ASSERT_GT(chunks, 100u);
+  EXPECT_EQ(schedule.own[0], chunks / 6);
+  EXPECT_EQ(schedule.ring[0], 4u);
 }
 
 TEST(MakePlanTest, AKindOfUnitMayHaveRoutesOfItsOwn) {
