@@ -9,9 +9,6 @@
 namespace slidedp::ctl {
 namespace {
 
-// After every step that a job can have.
-constexpr uint64_t kNoSteps = uint64_t{1} << 62;
-
 // Where it stands; erased when it has ended.
 void ShowSaving(const Environment& environment, const v1::JobInfo& info) {
   if (!environment.err_is_terminal) return;

@@ -132,6 +132,7 @@ void AddQueries(CLI::App& app, CommandLine& line) {
       ->type_name("N")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  verb->add_flag("--wait", trace.wait, "Until the job trains");
   // Here, -o is not the global --output.
   verb->add_option("-o,--file", trace.file, "Default: job-ID-trace.json")
       ->type_name("FILE");

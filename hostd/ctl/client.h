@@ -12,6 +12,9 @@
 
 namespace slidedp::ctl {
 
+// After every step that a job can have.
+inline constexpr uint64_t kNoSteps = uint64_t{1} << 62;
+
 class ControlClient {
  public:
   // Does not connect yet.
@@ -31,6 +34,7 @@ class ControlClient {
   // Streams. `on_message` returning false ends the call (ok). An interrupt or
   // the deadline (MonotonicNs; 0: none) ends it with CancelledError or
   // DeadlineExceededError.
+  // Watch: records of steps beyond `from_step` (kNoSteps: none).
   absl::Status Watch(
       uint64_t id, uint64_t from_step, int64_t deadline_ns,
       Interrupt& interrupt,

@@ -66,7 +66,8 @@ ExitCode Logs(const Context& context, const LogsOptions& options);
 struct TraceOptions {
   uint64_t id = 0;
   uint32_t steps = 3;
-  std::string file;  // empty: job-ID-trace.json
+  bool wait = false;  // until it trains
+  std::string file;   // empty: job-ID-trace.json
 };
 ExitCode Trace(const Context& context, const TraceOptions& options);
 

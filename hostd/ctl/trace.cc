@@ -39,6 +39,16 @@ absl::Status WriteTrace(const std::vector<trace::Process>& processes,
   return absl::InternalError(absl::StrCat(path, ": ", error.message()));
 }
 
+// Or until it has ended, which the request for a trace then says.
+absl::Status AwaitTraining(ControlClient& client, uint64_t id,
+                           Interrupt& interrupt) {
+  return client.Watch(id, kNoSteps, /*deadline_ns=*/0, interrupt,
+                      [](const v1::WatchReply& message) {
+                        return !message.has_info() ||
+                               message.info().state() < v1::RUNNING;
+                      });
+}
+
 }  // namespace
 
 ExitCode Trace(const Context& context, const TraceOptions& options) {
@@ -50,32 +60,34 @@ ExitCode Trace(const Context& context, const TraceOptions& options) {
   std::map<std::string, std::vector<trace::Span>> spans_of;
   std::map<std::string, std::set<uint64_t>> steps_of;
   uint64_t first = 0, last = 0, count = 0;
-  absl::Status malformed;
+  absl::Status status, malformed;
   v1::TraceRequest request;
   request.set_id(options.id);
   request.set_steps(options.steps);
-  absl::Status status =
-      ControlClient(context.socket)
-          .Trace(request, *context.environment.interrupt,
-                 [&](const v1::TraceReply& reply) {
-                   first = reply.first_step();
-                   last = reply.last_step();
-                   absl::StatusOr<std::vector<trace::Span>> spans =
-                       FromWire(reply.spans(), names);
-                   if (!spans.ok()) {
-                     malformed = spans.status();
-                     return false;
-                   }
-                   count += spans->size();
-                   std::vector<trace::Span>& all = spans_of[reply.process()];
-                   for (const trace::Span& span : *spans) {
-                     steps_of[reply.process()].insert(span.step);
-                     all.push_back(span);
-                   }
-                   return true;
-                 });
+  ControlClient client(context.socket);
+  Interrupt& interrupt = *context.environment.interrupt;
+  if (options.wait) status = AwaitTraining(client, options.id, interrupt);
+  if (status.ok()) {
+    status = client.Trace(request, interrupt, [&](const v1::TraceReply& reply) {
+      first = reply.first_step();
+      last = reply.last_step();
+      absl::StatusOr<std::vector<trace::Span>> spans =
+          FromWire(reply.spans(), names);
+      if (!spans.ok()) {
+        malformed = spans.status();
+        return false;
+      }
+      count += spans->size();
+      std::vector<trace::Span>& all = spans_of[reply.process()];
+      for (const trace::Span& span : *spans) {
+        steps_of[reply.process()].insert(span.step);
+        all.push_back(span);
+      }
+      return true;
+    });
+  }
   if (status.ok()) status = malformed;
-  if (absl::IsCancelled(status) && context.environment.interrupt->raised()) {
+  if (absl::IsCancelled(status) && interrupt.raised()) {
     *context.environment.err << "slidedpctl: interrupted; " << path
                              << " is not written, the job goes on\n";
     return kExitInterrupted;

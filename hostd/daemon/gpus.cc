@@ -1,5 +1,6 @@
 #include "hostd/daemon/gpus.h"
 
+#include <algorithm>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -80,6 +81,17 @@ std::vector<std::string> Gpus::Take(uint64_t job, uint32_t ranks) {
 void Gpus::Release(uint64_t job) {
   std::erase_if(holders_,
                 [job](const auto& held) { return held.second == job; });
+}
+
+std::string VisibleGpus(const std::vector<std::string>& uuids) {
+  // CUDA refuses a list that names a GPU twice.
+  std::vector<std::string> distinct;
+  for (const std::string& uuid : uuids) {
+    if (std::find(distinct.begin(), distinct.end(), uuid) == distinct.end()) {
+      distinct.push_back(uuid);
+    }
+  }
+  return absl::StrCat(kVisibleGpus, absl::StrJoin(distinct, ","));
 }
 
 }  // namespace slidedp::hostd

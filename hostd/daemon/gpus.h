@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "hostd/launch/gpu_probe.h"
 
 namespace slidedp::hostd {
@@ -47,5 +48,9 @@ class Gpus {
   std::vector<Gpu> gpus_;
   std::multimap<std::string, uint64_t> holders_;  // uuid -> job
 };
+
+// Of a worker's environment: lets it see these GPUs, in this order.
+inline constexpr absl::string_view kVisibleGpus = "CUDA_VISIBLE_DEVICES=";
+std::string VisibleGpus(const std::vector<std::string>& uuids);
 
 }  // namespace slidedp::hostd

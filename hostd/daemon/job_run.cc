@@ -15,6 +15,7 @@
 #include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/base/units.h"
+#include "hostd/daemon/gpus.h"
 #include "hostd/daemon/log_lines.h"
 #include "policy/gpu_memory.h"
 #include "policy/wire.h"
@@ -31,19 +32,6 @@ std::string Cut(const std::string& text) {
 
 const char* Word(v1::DeviceKind device) {
   return device == v1::DEVICE_KIND_CUDA ? "cuda" : "cpu";
-}
-
-constexpr absl::string_view kVisibleGpus = "CUDA_VISIBLE_DEVICES=";
-
-// CUDA refuses a list that names a GPU twice.
-std::vector<std::string> Distinct(const std::vector<std::string>& names) {
-  std::vector<std::string> distinct;
-  for (const std::string& name : names) {
-    if (std::find(distinct.begin(), distinct.end(), name) == distinct.end()) {
-      distinct.push_back(name);
-    }
-  }
-  return distinct;
 }
 
 }  // namespace
@@ -126,8 +114,7 @@ void JobRun::LaunchWorkers() {
       std::erase_if(request.environment, [](const std::string& entry) {
         return absl::StartsWith(entry, kVisibleGpus);
       });
-      request.environment.push_back(
-          absl::StrCat(kVisibleGpus, absl::StrJoin(Distinct(job_.gpus), ",")));
+      request.environment.push_back(VisibleGpus(job_.gpus));
     }
     request.environment.push_back("PATH=/usr/local/bin:/usr/bin:/bin");
     request.environment.push_back(absl::StrCat("HOME=", job_.home));

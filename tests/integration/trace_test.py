@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 
 import pytest
 from conftest import wait_for
@@ -163,6 +164,27 @@ def test_an_interrupted_trace_leaves_nothing(daemon, running, tmp_path):
         "trace", job_id, "--steps", 1, "-o", path,
         check=False).returncode == 0)
     assert daemon.job(job_id)["state"] == "RUNNING"
+    daemon.call("cancel", job_id)
+
+
+def test_a_trace_may_wait_for_training(daemon, make_job, tmp_path):
+    job_id = daemon.submit(make_job().spec(steps=1000000, launch="manual"))
+    path = tmp_path / "trace.json"
+    early = daemon.call("trace", job_id, "-o", path, check=False)
+    assert early.returncode == 6 and not path.exists(), early.stderr
+    client = subprocess.Popen(
+        [daemon.binaries / "slidedpctl", "--socket", daemon.socket,
+         "trace", str(job_id), "--wait", "-o", path],
+        stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    assert client.poll() is None
+    daemon.call("cancel", job_id)
+    _, errors = client.communicate(timeout=20)
+    assert client.returncode == 6 and not path.exists(), errors
+    # One that begins by itself.
+    job_id = daemon.submit(make_job().spec(steps=1000000))
+    daemon.call("trace", job_id, "--wait", "--steps", 1, "-o", path)
+    assert path.exists()
     daemon.call("cancel", job_id)
 
 

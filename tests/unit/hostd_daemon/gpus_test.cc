@@ -51,7 +51,9 @@ TEST(GpusTest, AGpuThatIsListedTwiceIsHeldTwice) {
   EXPECT_THAT(gpus.WhyNotNow(2).value_or(""), HasSubstr("1 of 4 free"));
   gpus.Release(8);
   EXPECT_EQ(gpus.WhyNotNow(3), std::nullopt);
-  EXPECT_THAT(gpus.Take(9, 3), ElementsAre("GPU-b", "GPU-a", "GPU-b"));
+  const std::vector<std::string> taken = gpus.Take(9, 3);
+  EXPECT_THAT(taken, ElementsAre("GPU-b", "GPU-a", "GPU-b"));
+  EXPECT_EQ(VisibleGpus(taken), "CUDA_VISIBLE_DEVICES=GPU-b,GPU-a");
 }
 
 TEST(GpusTest, CountingAnewFreesNothing) {
