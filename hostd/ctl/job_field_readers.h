@@ -38,7 +38,7 @@ inline bool IsAuto(const YamlNode& node) {
 
 // `null_is_unset`: null leaves the field to a default found later.
 template <typename Set>
-Read Integer(uint64_t low, uint64_t high, std::string example, Set set,
+Read Integer(uint64_t low, uint64_t high, const std::string& example, Set set,
              bool null_is_unset = false) {
   return
       [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
@@ -56,7 +56,7 @@ Read Integer(uint64_t low, uint64_t high, std::string example, Set set,
 }
 
 template <typename Set>
-Read Real(RealRange range, std::string example, Set set) {
+Read Real(RealRange range, const std::string& example, Set set) {
   return
       [=](const YamlNode& node, v1::JobSpec& spec) -> std::optional<Problem> {
         double value = 0;

@@ -60,13 +60,12 @@ TEST_F(SessionTest, WithoutAGpuAutoIsTheCpu) {
 }
 
 TEST_F(SessionTest, AWrongCommandLineIsUsage) {
-  for (const char* args : {"", "--job 1", "--job 0 --rank 0 --socket x",
-                           "--job x --rank 0 "
-                           "--socket x",
-                           "--job 1 --rank -1 --socket x",
-                           "--job 1 --rank 0 --socket x --log-level loud",
-                           "--job 1 --rank 0 --socket x --device gpu",
-                           "--job 1 --rank 0 --socket x --more"}) {
+  for (const char* args :
+       {"", "--job 1", "--job 0 --rank 0 --socket x",
+        "--job x --rank 0 --socket x", "--job 1 --rank -1 --socket x",
+        "--job 1 --rank 0 --socket x --log-level loud",
+        "--job 1 --rank 0 --socket x --device gpu",
+        "--job 1 --rank 0 --socket x --more"}) {
     std::string command =
         absl::StrCat(SLIDEDP_WORKER, " ", args, " >/dev/null 2>&1");
     int status = std::system(command.c_str());

@@ -129,7 +129,7 @@ TEST_F(SessionTest, AnAttachReplyThatDoesNotFitIsAFailure) {
        ""},
   };
   for (const auto& [change, part] : cases) {
-    int code = RunWorker([&](Stream& stream) {
+    int code = RunWorker([&, &change = change, &part = part](Stream& stream) {
       Join(stream);
       stream.Write(AttachMessage());
       UniqueFd connection = AcceptAttach();
