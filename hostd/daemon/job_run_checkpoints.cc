@@ -6,6 +6,7 @@
 #include "common/base/status.h"
 #include "hostd/checkpoint/reader.h"
 #include "hostd/daemon/job_run.h"
+#include "hostd/daemon/step_records.h"
 #include "hostd/store/random_weights.h"
 #include "proto/identity.h"
 
@@ -21,6 +22,11 @@ void JobRun::MakeCheckpoints() {
     if (ranks_[0].session != nullptr) ranks_[0].session->Send(message);
   };
   events.begun = [this] { events_.checkpointing(); };
+  events.sync_records = [id = job_.id, folder = config_.log_folder(job_.id)] {
+    if (absl::Status status = StepRecords::Sync(folder); !status.ok()) {
+      spdlog::warn("job {}: {}", id, std::string(status.message()));
+    }
+  };
   events.memory = [this](uint64_t step) { return memory_.After(step); };
   events.ended = [this](const CheckpointEnd& end) {
     events_.checkpointed(end);

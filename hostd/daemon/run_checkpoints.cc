@@ -212,12 +212,18 @@ void RunCheckpoints::OnWritten(absl::StatusOr<checkpoint::Manifest> manifest) {
     phase_ = Phase::kCommitting;
     message.mutable_commit_checkpoint()->set_manifest(
         checkpoint::ToJson(*manifest));
+    thread_.Post([this, message] {
+      events_.sync_records();
+      events_.post([this, message] {
+        if (!closed_) events_.send(message);
+      });
+    });
   } else {
     phase_ = Phase::kDropping;
     failure_ = std::string(manifest.status().message());
     message.mutable_drop_checkpoint()->set_why(failure_);
+    events_.send(message);
   }
-  events_.send(message);
 }
 
 bool RunCheckpoints::OnMessage(const v1::WorkerMessage& message) {

@@ -41,6 +41,9 @@ class RunCheckpoints {
     // Loop thread.
     std::function<void(const v1::DaemonMessage&)> send;  // to rank 0
     std::function<void()> begun;
+    // The thread that writes: records that are out are to be on the disk before
+    // the checkpoint that follows them is.
+    std::function<void()> sync_records;
     // What the run remembers as of the end of that step; nothing while its
     // record is not out.
     std::function<std::optional<checkpoint::Memory>(uint64_t step)> memory;

@@ -171,6 +171,15 @@ absl::Status StepRecords::Append(const v1::Record& record) {
   return status;
 }
 
+absl::Status StepRecords::Sync(const std::string& folder, DiskCalls& calls) {
+  const std::string file = FileIn(folder);
+  absl::StatusOr<UniqueFd> fd = OpenFile(file, O_RDONLY | O_NOFOLLOW);
+  if (absl::IsNotFound(fd.status())) return absl::OkStatus();  // no record yet
+  SDP_RETURN_IF_ERROR(fd.status());
+  SDP_RETURN_IF_ERROR(calls.Sync(fd->get(), file));
+  return calls.SyncFolder(folder);
+}
+
 absl::Status StepRecords::Truncate(uint64_t after_step) {
   const uint64_t last_place = 2 * after_step;
   while (!kept_.empty() && PlaceOf(kept_.back()) > last_place) {

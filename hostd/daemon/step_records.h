@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/disk_calls.h"
 #include "common/base/fd.h"
 #include "proto/job.pb.h"
 
@@ -32,6 +33,9 @@ class StepRecords {
   // Drops records of steps beyond this one and of evaluations from it on, in
   // memory and in the file: the job goes on from there and makes them anew.
   absl::Status Truncate(uint64_t after_step);
+  // What is in the file by now outlasts a power failure. From any thread.
+  static absl::Status Sync(const std::string& folder,
+                           DiskCalls& calls = RealDiskCalls());
   // Drops what is in memory but the last step; the file stays.
   void Forget();
 
@@ -54,7 +58,10 @@ class StepRecords {
   double steps_per_second() const;
 
  private:
-  std::string file() const { return folder_ + "/metrics.jsonl"; }
+  static std::string FileIn(const std::string& folder) {
+    return folder + "/metrics.jsonl";
+  }
+  std::string file() const { return FileIn(folder_); }
   bool NextFromFile(Cursor& cursor, size_t most,
                     std::vector<v1::Record>& records) const;
 

@@ -82,6 +82,28 @@ std::vector<std::string> Places(const StepRecords& from, uint64_t after = 0) {
   }
 }
 
+// Notes what is synced.
+class NotedSyncs : public DiskCalls {
+ public:
+  absl::Status Sync(int fd, const std::string& path) override {
+    paths.push_back(path);
+    return DiskCalls::Sync(fd, path);
+  }
+  std::vector<std::string> paths;
+};
+
+TEST(StepRecordsTest, SyncingSyncsTheFileAndItsName) {
+  TempFolder folder;
+  NotedSyncs calls;
+  EXPECT_OK(StepRecords::Sync(folder.path(), calls));
+  EXPECT_THAT(calls.paths, ::testing::IsEmpty());  // no record yet
+  StepRecords records(folder.path());
+  ASSERT_OK(records.Append(Record(1)));
+  EXPECT_OK(StepRecords::Sync(folder.path(), calls));
+  EXPECT_THAT(calls.paths,
+              ElementsAre(folder.Sub("metrics.jsonl"), folder.path()));
+}
+
 TEST(StepRecordsTest, LineSurvivesTheRoundTrip) {
   v1::StepRecord record = StepOf(3);
   record.set_loss(std::nextafter(2.5, 3.0));
